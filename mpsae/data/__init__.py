@@ -1,0 +1,1 @@
+"""What SAEs are trained on."""

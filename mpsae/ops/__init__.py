@@ -1,0 +1,1 @@
+"""Numerical operators; each keeps a plain definition beside whatever makes it fast."""

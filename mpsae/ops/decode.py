@@ -1,0 +1,79 @@
+"""x̂ from picks: gathered rows of the dictionary, weighted and added up; nothing of size d_sae an input."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding, embedding_bag
+
+from mpsae.ops.runs import as_table, fold_into_runs
+
+
+def gathered_sum(values: Tensor, indices: Tensor, atoms: Tensor) -> Tensor:
+    """`values[..., s] · atoms[indices[..., s]]` added over the slots s: [..., d_in]; differentiable in both.
+
+    >>> gathered_sum(codes.values, codes.indices, sae.atoms)
+
+    values, indices [..., k]; atoms [d_sae, d_in]. The gradient's memory does not grow with k.
+    """
+    leading, k = values.shape[:-1], values.shape[-1]
+    dtype = torch.promote_types(values.dtype, atoms.dtype)
+    slots = (1, leading.numel(), k)
+    rows = _gathered_sum(values.to(dtype).reshape(slots), indices.reshape(slots), atoms.to(dtype)[None])
+    return rows.reshape(*leading, atoms.shape[-1])
+
+
+@torch.library.custom_op("mpsae::gathered_sum", mutates_args=())
+def _gathered_sum(values: Tensor, indices: Tensor, atoms: Tensor) -> Tensor:
+    runs, inputs, k = values.shape
+    if not values.numel():
+        return values.new_zeros(runs, inputs, atoms.shape[-1])
+    table, start = as_table(atoms)
+    rows = (indices + start[..., None]).reshape(-1, k)
+    out = embedding_bag(rows, table, mode="sum", per_sample_weights=values.reshape(-1, k))
+    return out.reshape(runs, inputs, -1)
+
+
+@_gathered_sum.register_fake
+def _(values: Tensor, indices: Tensor, atoms: Tensor) -> Tensor:
+    return values.new_empty(*values.shape[:2], atoms.shape[-1])
+
+
+@torch.library.custom_op("mpsae::gathered_sum_backward", mutates_args=())
+def _gathered_sum_backward(
+    grad: Tensor, values: Tensor, indices: Tensor, atoms: Tensor, wants_atoms: bool
+) -> tuple[Tensor, Tensor]:
+    d_in = atoms.shape[-1]
+    table, start = as_table(atoms)
+    grad_values = torch.empty_like(values)
+    grad_atoms = grad.new_zeros(atoms.shape if wants_atoms else 0)
+    own_start = torch.arange(atoms.shape[0], device=atoms.device)[:, None] * atoms.shape[1]
+    for s in range(values.shape[-1]):
+        atom = embedding(indices[..., s] + start, table)  # [R, N, d_in]
+        grad_values[..., s] = (atom * grad).sum(-1)
+        if wants_atoms:
+            share = values[..., s, None] * grad
+            rows = (indices[..., s] + own_start).flatten()
+            grad_atoms.view(-1, d_in).index_add_(0, rows, share.reshape(-1, d_in))
+    return grad_values, grad_atoms
+
+
+@_gathered_sum_backward.register_fake
+def _(grad: Tensor, values: Tensor, indices: Tensor, atoms: Tensor, wants_atoms: bool) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(values), grad.new_empty(atoms.shape if wants_atoms else 0)
+
+
+def _setup(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> None:
+    ctx.save_for_backward(*inputs)
+
+
+def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor | None]:
+    wants_atoms = ctx.needs_input_grad[2]
+    grad_values, grad_atoms = _gathered_sum_backward(grad, *ctx.saved_tensors, wants_atoms)
+    return grad_values, None, grad_atoms if wants_atoms else None
+
+
+_gathered_sum.register_autograd(_backward, setup_context=_setup)
+_gathered_sum.register_vmap(fold_into_runs(_gathered_sum))

@@ -1,0 +1,1 @@
+"""Sparse autoencoders: the contract in `contract.py`, then one file an SAE."""

@@ -1,0 +1,298 @@
+"""The contract that every SAE keeps: x ↦ codes ↦ x̂, one sparsity in training, any at inference."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar, Literal, Self, get_args
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from mpsae.checks import one_of, whole
+from mpsae.codes import Codes
+from mpsae.ops.decode import gathered_sum
+from mpsae.ops.pursuit import Stop
+
+Constraint = Literal["sphere", "ball", "free"]
+
+
+@dataclass(frozen=True, eq=False)
+class Encoding:
+    """What a variant's `_encode` returns; `pre` and `residual` where it has them anyway."""
+
+    acts: Codes | Tensor
+    """`Codes` where the width is fixed, else dense activations [..., d_sae]."""
+    pre: Tensor | None = None
+    """Pre-activations [..., d_sae]."""
+    residual: Tensor | None = None
+    """x − x̂ [..., d_in]."""
+
+
+@dataclass(frozen=True, eq=False)
+class Output:
+    """What `sae(x)` returns."""
+
+    x_hat: Tensor
+    residual: Tensor
+    """x − x̂."""
+    acts: Codes | Tensor
+    """As the SAE made them; `.codes` are the same in the one layout."""
+    pre: Tensor | None = None
+
+    @cached_property
+    def codes(self) -> Codes:
+        """The codes; dense activations are converted on first access."""
+        return self.acts if isinstance(self.acts, Codes) else Codes.from_dense(self.acts)
+
+
+pytree.register_pytree_node(
+    Output,
+    lambda out: ([out.x_hat, out.residual, out.acts, *([] if out.pre is None else [out.pre])], None),
+    lambda leaves, _: Output(*leaves),
+    serialized_type_name="mpsae.Output",
+)
+
+
+class SAE(nn.Module):
+    """A sparse autoencoder: atoms [d_sae, d_in], bias [d_in]; a variant writes `_encode` and what it means to read it.
+
+    >>> out = sae(x)                                          # x [..., d_in]
+    >>> sum(sae.losses(x, out).values()).backward()
+    >>> opt.step()
+    >>> sae.update_(x, out)                                   # after each optimiser step
+    """
+
+    kind: ClassVar[str]
+    """The SAE's name on the command line and in files."""
+    atomwise: tuple[str, ...] = ("atoms",)
+    """Parameters with one row an atom."""
+    setting_buffers: tuple[str, ...] = ()
+    """Buffers that hold numbers of the settings: they keep their type wherever the SAE goes; sae.json has them."""
+
+    atoms: nn.Parameter
+    bias: Tensor
+    silent: Tensor
+
+    def __init__(self, d_in: int, d_sae: int, *, constraint: Constraint, bias: bool, seed: int) -> None:
+        super().__init__()
+        self.d_in, self.d_sae = whole("d_in", d_in, 1), whole("d_sae", d_sae, 1)
+        self.constraint = one_of("constraint", constraint, get_args(Constraint))
+        self.seed = whole("seed", seed, 0)
+        rows = torch.randn(d_sae, d_in, generator=torch.Generator().manual_seed(seed))
+        self.atoms = nn.Parameter(nn.functional.normalize(rows, dim=-1))
+        if bias:
+            self.bias = nn.Parameter(torch.zeros(d_in))
+        else:
+            self.register_buffer("bias", torch.zeros(d_in))
+        # Inputs seen since each atom last fired.
+        self.register_buffer("silent", torch.zeros(d_sae, dtype=torch.int64))
+        self.updates = 0
+        # What holds only while the atoms do not change; filled inside `frozen`, shared by what `at` returns.
+        self._kept: dict[str, Any] = {}
+
+    # What a variant writes.
+
+    def _encode(self, x: Tensor) -> Encoding:
+        raise NotImplementedError
+
+    def _read_with_k(self, k: int) -> None:
+        """Set this SAE, a copy made by `at`, to k atoms an input."""
+        raise NotImplementedError
+
+    def _read_with_stop(self, stop: Stop) -> None:
+        """Set this SAE, a copy made by `at`, to another stop; refused where there is no pursuit."""
+        raise ValueError(f"{type(self).__name__} makes no pursuit, so stop means nothing to it: use k")
+
+    def settings(self) -> dict[str, Any]:
+        """The arguments that make this SAE again, as JSON knows them."""
+        learned = isinstance(self.bias, nn.Parameter)
+        return {"d_in": self.d_in, "d_sae": self.d_sae, "constraint": self.constraint, "bias": learned,
+                "seed": self.seed}  # fmt: skip
+
+    @classmethod
+    def from_settings(cls, settings: dict[str, Any]) -> Self:
+        """The SAE that has these `settings`, at its random start."""
+        return cls(**settings)
+
+    # Reading.
+
+    def forward(self, x: Tensor) -> Output:
+        """Codes and reconstruction of x [..., d_in]; reads no values, so that a training step never waits."""
+        self._check_form(x)
+        encoding = self._encode(x)
+        if encoding.residual is not None:
+            return Output(x - encoding.residual, encoding.residual, encoding.acts, encoding.pre)
+        x_hat = self.decode(encoding.acts)
+        return Output(x_hat, x - x_hat, encoding.acts, encoding.pre)
+
+    def encode(self, x: Tensor, *, k: int | None = None, stop: Stop | int | None = None) -> Codes:
+        """Codes of x [..., d_in]; with `k` or `stop`, as `at` reads them. Refuses NaN and Inf."""
+        if k is not None or stop is not None:
+            return self.at(k=k, stop=stop).encode(x)
+        self._check_form(x)
+        self._check_values(x)
+        if not self._kept:
+            self._check_atoms()
+        acts = self._encode(x).acts
+        return acts if isinstance(acts, Codes) else Codes.from_dense(acts)
+
+    def decode(self, codes: Codes | Tensor) -> Tensor:
+        """x̂ [..., d_in] of codes: gathered atoms, never dense; or of dense activations [..., d_sae]."""
+        width = codes.d_sae if isinstance(codes, Codes) else codes.shape[-1]
+        if width != self.d_sae:
+            raise ValueError(f"the codes are of {width} atoms, this SAE has {self.d_sae}: decode with their own SAE")
+        if isinstance(codes, Codes):
+            return gathered_sum(codes.values, codes.indices, self.atoms) + self.bias
+        return codes @ self.atoms.to(codes.dtype) + self.bias
+
+    def at(self, *, k: int | None = None, stop: Stop | int | None = None) -> Self:
+        """The same tensors, read at another sparsity: with k atoms an input, or until `stop` says."""
+        if (k is None) == (stop is None):
+            raise ValueError(f"at takes one of k and stop: k atoms, or a Stop (whose steps are k); got {k=}, {stop=}")
+        other = copy.copy(self)
+        other._buffers = dict(self._buffers)
+        if stop is not None:
+            other._read_with_stop(Stop.of(stop))
+        else:
+            other._read_with_k(whole("k", k, 1, "at least one atom an input"))
+        return other
+
+    @contextmanager
+    def frozen(self) -> Iterator[Self]:
+        """Atoms promised unchanged inside: what depends on them alone is done once.
+
+        >>> with sae.frozen():
+        ...     for x in batches:
+        ...         codes = sae.encode(x)
+        """
+        if self._kept:
+            yield self
+            return
+        self._check_atoms()
+        version = self.atoms._version
+        self._kept["atoms"] = True
+        try:
+            yield self
+        finally:
+            self._kept.clear()
+        if self.atoms._version != version:
+            raise RuntimeError(
+                "the atoms were changed inside frozen(), so codes made there may be of either dictionary: "
+                "change them outside"
+            )
+
+    # Training.
+
+    def losses(self, x: Tensor, output: Output) -> dict[str, Tensor]:
+        """Every weighted term of the loss; their sum is trained."""
+        return {"reconstruction": output.residual.square().sum(-1).mean()}
+
+    @torch.no_grad()
+    def update_(self, x: Tensor, output: Output) -> Tensor | None:
+        """What follows each optimiser step: the constraint on the atoms, the silent counters.
+
+        Returns the mask [d_sae] of atoms made anew, whose optimiser moments the loop clears; None where there are none.
+        """
+        self._constrain_()
+        fired = self._fired(output.acts)
+        inputs = x.shape[:-1].numel()
+        self.silent.copy_((self.silent + inputs).where(~fired, 0))
+        self.updates += 1
+        return None
+
+    @torch.no_grad()
+    def init_from_data_(self, x: Tensor, *, seed: int | None = None) -> Self:
+        """Start from data: the bias at the mean of x [N, d_in], the atoms at the directions of random rows from it."""
+        self._check_form(x)
+        self._check_values(x)
+        x = x.reshape(-1, self.d_in).to(self.atoms.device, torch.promote_types(x.dtype, torch.float32))
+        mean = x.mean(0) if isinstance(self.bias, nn.Parameter) else x.new_zeros(self.d_in)
+        rows = x - mean
+        rows = rows[rows.norm(dim=-1) > 1e-6 * x.abs().amax().clamp(min=torch.finfo(x.dtype).tiny)]
+        if len(rows) < self.d_sae:
+            raise ValueError(
+                f"every atom starts at a row of its own: {self.d_sae} atoms need as many rows that differ from the "
+                f"mean, x has {len(rows)}: pass more rows, or keep the random start"
+            )
+        generator = torch.Generator().manual_seed(self.seed if seed is None else seed)
+        chosen = torch.randperm(len(rows), generator=generator)[: self.d_sae].to(rows.device)
+        self.atoms.copy_(nn.functional.normalize(rows[chosen], dim=-1))
+        self.bias.copy_(mean)
+        return self
+
+    def _constrain_(self) -> None:
+        norms = self.atoms.norm(dim=-1, keepdim=True)
+        if self.constraint == "sphere":
+            self.atoms.copy_(self.atoms / norms.clamp(min=torch.finfo(norms.dtype).tiny))
+        elif self.constraint == "ball":
+            self.atoms.copy_(self.atoms / norms.clamp(min=1.0))
+
+    def _fired(self, acts: Codes | Tensor) -> Tensor:
+        """Which atoms fired for any of the inputs [d_sae]."""
+        if not isinstance(acts, Codes):
+            return (acts.reshape(-1, self.d_sae) != 0).any(0)
+        picks = acts.used.long().flatten()
+        return picks.new_zeros(self.d_sae).scatter_add(0, acts.indices.long().flatten(), picks) > 0
+
+    # Files.
+
+    def save(self, path: str | Path) -> None:
+        """Write this SAE to the folder `path`; `mpsae.load` opens it."""
+        from mpsae.sae import folder
+
+        folder.save(self, Path(path))
+
+    # Checks: form never looks at values; values are looked at where a person calls.
+
+    def _check_form(self, x: Tensor) -> None:
+        if not x.ndim or x.shape[-1] != self.d_in:
+            raise ValueError(
+                f"this SAE reads inputs of width {self.d_in}, x has shape {list(x.shape)}: "
+                f"its last dimension must be {self.d_in}"
+            )
+        if not x.is_floating_point():
+            raise ValueError(f"x must be of a floating type; got {x.dtype}: use x.float()")
+        if x.device != self.atoms.device:
+            raise ValueError(
+                f"x is on {x.device}, the SAE on {self.atoms.device}: move one, x.to({str(self.atoms.device)!r}) or "
+                f"sae.to({str(x.device)!r})"
+            )
+
+    def _check_values(self, x: Tensor) -> None:
+        rows = x.isfinite().all(-1)
+        if not rows.all():
+            bad = (~rows).reshape(-1).nonzero().flatten().tolist()
+            raise ValueError(
+                f"x must be finite; {len(bad)} of {rows.numel()} inputs hold NaN or Inf, the first is number {bad[0]}: "
+                "drop or mend them"
+            )
+
+    def _check_atoms(self) -> None:
+        rows = self.atoms.isfinite().all(-1)
+        if not rows.all():
+            raise ValueError(
+                f"the atoms must be finite; {int((~rows).sum())} of {rows.numel()} hold NaN or Inf: training has "
+                "diverged; load an earlier checkpoint and lower the learning rate"
+            )
+
+    def extra_repr(self) -> str:
+        return f"d_in={self.d_in}, d_sae={self.d_sae}, constraint={self.constraint!r}"
+
+    def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        with types_kept(self, self.setting_buffers):
+            return super()._apply(fn, recurse)
+
+
+@contextmanager
+def types_kept(module: nn.Module, names: tuple[str, ...]) -> Iterator[None]:
+    """Around an nn.Module's `_apply`: the buffers `names` change their device with it, never their type."""
+    before = {name: module.get_buffer(name) for name in names}
+    yield
+    for name, buffer in before.items():
+        module._buffers[name] = buffer.to(module.get_buffer(name).device)

@@ -1,0 +1,155 @@
+"""The folder of one SAE: `sae.json` says what it is and names the file of its tensors (docs/formats.md)."""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import mpsae
+from mpsae import files
+from mpsae.sae.contract import SAE, Constraint
+from mpsae.sae.matching_pursuit import MatchingPursuitSAE
+
+VERSION = 1
+KINDS: dict[str, type[SAE]] = {variant.kind: variant for variant in (MatchingPursuitSAE,)}
+NORM_TOLERANCE = {torch.bfloat16: 4e-3, torch.float16: 1e-3}
+"""By how much the norm of a stored unit atom may differ from 1; 1e-4 where nothing is listed."""
+
+
+def save(sae: SAE, path: Path) -> None:
+    """Write the folder. An SAE that was there before stays whole until the new one is."""
+    import safetensors.torch
+
+    sae._check_atoms()
+    tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in sae.state_dict().items()}
+    data = safetensors.torch.save({name: t for name, t in tensors.items() if name not in sae.setting_buffers})
+    digest = hashlib.sha256(data).hexdigest()
+    # Named by its content: until sae.json names the new file, it still names the old one.
+    weights = path / f"sae-{digest[:16]}.safetensors"
+    path.mkdir(parents=True, exist_ok=True)
+    files.write(weights, data)
+    files.write_json(
+        path / "sae.json",
+        {
+            "version": VERSION,
+            "kind": sae.kind,
+            "settings": sae.settings(),
+            "updates": sae.updates,
+            "weights": {"file": weights.name, "bytes": len(data), "sha256": digest},
+            "made_with": {"mpsae": mpsae.__version__, "torch": str(torch.__version__)},
+        },
+    )
+    for old in path.glob("sae-*.safetensors"):
+        if old != weights and re.fullmatch(r"sae-[0-9a-f]{16}\.safetensors", old.name):
+            old.unlink()
+
+
+def load(path: str | Path, *, device: str | torch.device = "cpu", constraint: Constraint | None = None) -> SAE:
+    """Open the SAE in the folder `path`, in eval mode; `constraint` replaces the one it was saved with.
+
+    >>> sae = mpsae.load("runs/a/saes/mp")
+    """
+    path = Path(path)
+    about = _described(path)
+    tensors = _tensors(path, about["weights"])
+    sae = _built(path, about, constraint)
+    expected = {n: tuple(t.shape) for n, t in sae.state_dict().items() if n not in sae.setting_buffers}
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    if found != expected:
+        raise ValueError(
+            f"{path / about['weights']['file']} does not hold the tensors of the SAE that sae.json describes: "
+            f"expected {expected}, found {found}: the two files are not of one SAE"
+        )
+    sae.load_state_dict(tensors | {name: sae.get_buffer(name) for name in sae.setting_buffers}, assign=True)
+    sae.updates = about["updates"]
+    sae._check_atoms()
+    _check_norms(path, sae)
+    return sae.to(device).eval()
+
+
+def _described(path: Path) -> dict[str, Any]:
+    """What sae.json says, once it is known to be something this version understands."""
+    description = path / "sae.json"
+    if not description.is_file():
+        raise ValueError(
+            f"{path} is no SAE's folder: it has no sae.json; {_contents(path)}: give a folder that `sae.save` made"
+        )
+    try:
+        about = json.loads(description.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ValueError(f"{description} is not JSON ({error}): it was damaged or cut short; copy it again") from error
+    version = about.get("version") if isinstance(about, dict) else None
+    if version != VERSION:
+        raise ValueError(
+            f"{description} is of version {version!r}, mpsae {mpsae.__version__} reads version {VERSION}: "
+            "upgrade mpsae, or save the SAE with the version that made it"
+        )
+    keys = {"version", "kind", "settings", "updates", "weights", "made_with"}
+    if about.keys() != keys or about["weights"].keys() != {"file", "bytes", "sha256"}:
+        raise ValueError(f"{description} must have the keys {sorted(keys)} (docs/formats.md); found {sorted(about)}")
+    return about
+
+
+def _tensors(path: Path, weights: dict[str, Any]) -> dict[str, Tensor]:
+    import safetensors.torch
+
+    file = path / weights["file"]
+    if not file.is_file():
+        raise ValueError(f"{path} is an SAE's folder without weights: {file.name} is missing; {_contents(path)}")
+    data = file.read_bytes()
+    if len(data) != weights["bytes"] or hashlib.sha256(data).hexdigest() != weights["sha256"]:
+        raise ValueError(
+            f"{file} was damaged or cut short: sae.json says {weights['bytes']} bytes with SHA-256 "
+            f"{weights['sha256'][:16]}…, the file has {len(data)} bytes and another content: copy the folder again"
+        )
+    return safetensors.torch.load(data)
+
+
+def _built(path: Path, about: dict[str, Any], constraint: Constraint | None) -> SAE:
+    """The SAE that sae.json describes, not yet with its tensors."""
+    if about["kind"] not in KINDS:
+        raise ValueError(
+            f"{path} holds an SAE of kind {about['kind']!r}, mpsae {mpsae.__version__} knows {', '.join(KINDS)}: "
+            "upgrade mpsae"
+        )
+    variant = KINDS[about["kind"]]
+    settings, known = about["settings"], set(inspect.signature(variant).parameters)
+    if settings.keys() != known:
+        raise ValueError(
+            f"{path / 'sae.json'} must have the settings {sorted(known)} for an SAE of kind {about['kind']!r}; "
+            f"found {sorted(settings)}: upgrade mpsae, or save the SAE with the version that made it"
+        )
+    return variant.from_settings(settings | ({} if constraint is None else {"constraint": constraint}))
+
+
+def _check_norms(path: Path, sae: SAE) -> None:
+    if sae.constraint == "free":
+        return
+    norms = sae.atoms.detach().float().norm(dim=-1)
+    excess = (norms - 1).abs() if sae.constraint == "sphere" else norms - 1
+    tolerance = NORM_TOLERANCE.get(sae.atoms.dtype, 1e-4)
+    if excess.max() > tolerance:
+        worst = int(excess.argmax())
+        rule = "1" if sae.constraint == "sphere" else "at most 1"
+        raise ValueError(
+            f"{path} has the constraint {sae.constraint!r}, so its atoms must have norm {rule} (to {tolerance:g}); "
+            f"{int((excess > tolerance).sum())} of {sae.d_sae} do not, atom {worst} has {norms[worst]:.6g}: "
+            'open it as it is with load(path, constraint="free")'
+        )
+
+
+def _contents(path: Path) -> str:
+    if not path.exists():
+        return "it does not exist"
+    if not path.is_dir():
+        return "it is a file"
+    names = sorted(entry.name for entry in path.iterdir())
+    shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
+    return f"found {shown}" if names else "it is empty"
