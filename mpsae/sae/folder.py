@@ -126,7 +126,10 @@ def _built(path: Path, about: dict[str, Any], constraint: Constraint | None) -> 
             f"{path / 'sae.json'} must have the settings {sorted(known)} for an SAE of kind {about['kind']!r}; "
             f"found {sorted(settings)}: upgrade mpsae, or save the SAE with the version that made it"
         )
-    return variant.from_settings(settings | ({} if constraint is None else {"constraint": constraint}))
+    try:
+        return variant.from_settings(settings | ({} if constraint is None else {"constraint": constraint}))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"the settings in {path / 'sae.json'} make no SAE: {error}") from error
 
 
 def _check_norms(path: Path, sae: SAE) -> None:

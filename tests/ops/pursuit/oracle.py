@@ -2,9 +2,10 @@
 
 import numpy as np
 
+EPS = np.finfo(np.float64).eps
 
-def pursue(x, atoms, steps, select="positive", residual=0.0, relative=0.0, coefficient=0.0, cosine=0.0, repeat=False,
-           eps=np.finfo(np.float64).eps):  # fmt: skip
+
+def pursue(x, atoms, steps, select="positive", residual=0.0, relative=0.0, coefficient=0.0, cosine=0.0, repeat=False):
     """Picks (index, value) of one input, and the residuals r_0 … r_K."""
     start, r = np.linalg.norm(x), x.copy()
     picks, residuals = [], [x.copy()]
@@ -17,7 +18,7 @@ def pursue(x, atoms, steps, select="positive", residual=0.0, relative=0.0, coeff
         best = int(np.argmax(score))
         value = correlations[best]
         size = value if select == "positive" else abs(value)
-        if not size > max(coefficient, 16 * eps * start) or size < cosine * norm:
+        if not size > max(coefficient, 16 * EPS * start) or size < cosine * norm:
             break
         seen = best in [index for index, _ in picks]
         picks.append((best, value))

@@ -1,7 +1,7 @@
 import pytest
 import torch
-from mpsae import pursue
 
+from mpsae import pursue
 from tests.ops.pursuit import audit
 
 

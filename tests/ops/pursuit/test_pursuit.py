@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 import torch
 from hypothesis import given
+from torch.nn.functional import normalize
+
 from mpsae import Stop, pursue
 from mpsae.ops import pursuit
 from mpsae.ops.pursuit import reference
-from torch.nn.functional import normalize
-
 from tests.ops.pursuit import oracle
 from tests.problems import dictionary, problems
 
@@ -86,6 +86,8 @@ def test_values_picks_and_gradients_equal_the_oracle(problem):
         picks = list(zip(found.codes.indices[row].tolist(), found.codes.values[row].tolist(), strict=True))
         picks = picks[: int(found.codes.lengths[row])]
         own, residuals = oracle.pursue(x[row], atoms, k, select)
+        if [index for index, _ in own] == [index for index, _ in picks]:
+            assert np.allclose([v for _, v in own], [v for _, v in picks], rtol=1e-9, atol=1e-12 * scale[row])
         assert np.allclose(np.linalg.norm(residuals[-1]), found.residual[row].norm().item(), atol=1e-9 * scale[row])
         residuals = [x[row] - sum((v * atoms[i] for i, v in picks[:t]), np.zeros(x.shape[1])) for t in range(k)]
         grad, more = oracle.gradients(picks, residuals, atoms, grad_values[row].numpy(), grad_residual[row].numpy())

@@ -3,10 +3,10 @@
 import pytest
 import torch
 from hypothesis import given
-from mpsae import pursue
-from mpsae.ops.pursuit.reference import row_norms
 from torch.nn.functional import normalize
 
+from mpsae import pursue
+from mpsae.ops.pursuit.reference import row_norms
 from tests.problems import KINDS, UNIT, dictionary, problems
 
 

@@ -10,8 +10,8 @@ import math
 import numpy as np
 import pytest
 import torch
-from mpsae import Stop, pursue
 
+from mpsae import Stop, pursue
 from tests.ops.pursuit import oracle
 
 AXES = torch.eye(4, dtype=torch.float64)
