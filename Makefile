@@ -20,7 +20,7 @@ lint: $(INSTALLED)
 	$(BIN)/pyright
 
 bench: $(INSTALLED)
-	$(BIN)/python benchmarks/pursuit_memory.py
+	$(BIN)/python benchmarks/pursuit.py
 
 # A CPU build of torch that pip can find locally is taken first; where there is none, the index decides.
 $(INSTALLED): pyproject.toml

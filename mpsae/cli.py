@@ -40,3 +40,7 @@ def main() -> None:
         )
     except (ValueError, OSError) as error:
         sys.exit(f"mpsae: {error}")
+
+
+if __name__ == "__main__":
+    main()

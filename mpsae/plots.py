@@ -52,8 +52,11 @@ def _canvas(rows: int, columns: int, width: float, height: float, **options: Any
 
 def svg(figure: Figure) -> str:
     """The figure as SVG text, the same for the same figure."""
+    from matplotlib import rc_context
+
     buffer = io.StringIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None})
+    with rc_context(STYLE):
+        figure.savefig(buffer, format="svg", metadata={"Date": None})
     return buffer.getvalue()
 
 

@@ -24,13 +24,17 @@ def test_a_write_that_fails_leaves_what_stood_there_and_nothing_else(tmp_path, m
 def test_the_file_is_synced_before_it_takes_its_place_and_the_folder_after(tmp_path, monkeypatch):
     events = []
     real_sync, real_replace = os.fsync, os.replace
-    monkeypatch.setattr(
-        os,
-        "fsync",
-        lambda fd: events.append("folder" if stat.S_ISDIR(os.fstat(fd).st_mode) else "file") or real_sync(fd),
-    )
-    monkeypatch.setattr(os, "rename", lambda a, b: events.append("replace") or real_replace(a, b))
-    monkeypatch.setattr(os, "replace", lambda a, b: events.append("replace") or real_replace(a, b))
+
+    def sync(descriptor):
+        events.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
+        real_sync(descriptor)
+
+    def replace(source, target):
+        events.append("replace")
+        real_replace(source, target)
+
+    monkeypatch.setattr(os, "fsync", sync)
+    monkeypatch.setattr(os, "replace", replace)
     files.write(tmp_path / "file", b"x")
     assert events == ["file", "replace", "folder"]
 

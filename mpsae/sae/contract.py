@@ -20,6 +20,8 @@ from mpsae.ops.decode import gathered_sum
 from mpsae.ops.pursuit import Stop
 
 Constraint = Literal["sphere", "ball", "free"]
+OWN_STREAM = 0x6D70736165
+"""Added to an SAE's seed, so that data drawn with the same seed are not its atoms."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -84,7 +86,7 @@ class SAE(nn.Module):
         self.d_in, self.d_sae = whole("d_in", d_in, 1), whole("d_sae", d_sae, 1)
         self.constraint = one_of("constraint", constraint, get_args(Constraint))
         self.seed = whole("seed", seed, 0)
-        rows = torch.randn(d_sae, d_in, generator=torch.Generator().manual_seed(seed))
+        rows = torch.randn(d_sae, d_in, generator=torch.Generator().manual_seed(OWN_STREAM + seed))
         self.atoms = nn.Parameter(nn.functional.normalize(rows, dim=-1))
         if bias:
             self.bias = nn.Parameter(torch.zeros(d_in))
@@ -220,7 +222,7 @@ class SAE(nn.Module):
                 f"every atom starts at a row of its own: {self.d_sae} atoms need as many rows that differ from the "
                 f"mean, x has {len(rows)}: pass more rows, or keep the random start"
             )
-        generator = torch.Generator().manual_seed(self.seed if seed is None else seed)
+        generator = torch.Generator().manual_seed(OWN_STREAM + (self.seed if seed is None else seed))
         chosen = torch.randperm(len(rows), generator=generator)[: self.d_sae].to(rows.device)
         self.atoms.copy_(nn.functional.normalize(rows[chosen], dim=-1))
         self.bias.copy_(mean)

@@ -120,6 +120,11 @@ class Laws:
         assert torch.equal(self.make(seed=3).atoms, self.make(seed=3).atoms)
         assert not torch.equal(self.make(seed=3).atoms, self.make(seed=4).atoms)
 
+    def test_data_drawn_with_the_same_seed_are_not_the_start(self):
+        x = torch.randn(D_SAE, D_IN, generator=torch.Generator().manual_seed(0))
+        cosines = torch.nn.functional.normalize(x, dim=-1) @ self.make(seed=0).atoms.T
+        assert cosines.diagonal().abs().max() < 0.99
+
     def test_atoms_start_at_unit_norm(self):
         torch.testing.assert_close(self.make().atoms.norm(dim=-1), torch.ones(D_SAE))
 
