@@ -34,7 +34,7 @@ def pursue(
         if residual.device.type == "cpu" and not going.any():
             break
         value = value.where(going, 0.0)
-        again = ((indices[..., :t] == pick[..., None]) & (values[..., :t] != 0)).any(-1) if repeat else None
+        again = (indices[..., :t] == pick[..., None]).any(-1) if repeat else None
         values[..., t] = value
         indices[..., t] = pick.where(going, 0)
         lengths += going
