@@ -93,7 +93,8 @@ def measure(name, inputs, d_in, d_sae, k, repeats):
         seconds.append(time.perf_counter() - began)
     seconds, after = seconds[1:], peak_bytes()
     return {
-        "what": name, "B": inputs, "d_in": d_in, "d_sae": d_sae, "k": k, "precision": "exact", "pass": "train",
+        "what": name, "B": inputs, "d_in": d_in, "d_sae": d_sae, "k": k, "precision": "exact", "dtype": "float32",
+        "device": "cpu", "pass": "train",
         "seconds": statistics.median(seconds), "spread": max(seconds) - min(seconds),
         "peak_bytes": after - before if after and before else None,
     }  # fmt: skip

@@ -3,24 +3,32 @@
 from __future__ import annotations
 
 import math
+from numbers import Integral, Real
 from typing import Any
 
 
 def whole(name: str, value: Any, least: int, why: str = "") -> int:
-    """`value`, if it is an int of at least `least`."""
-    if isinstance(value, bool) or not isinstance(value, int) or value < least:
+    """`value` as an int, if it is a whole number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < least:
         raise ValueError(f"{name} must be a whole number ≥ {least}{why and f' ({why})'}; got {value!r}")
-    return value
+    return int(value)
 
 
 def number(name: str, value: Any, why: str = "") -> float:
-    """`value`, if it is a finite number of at least 0."""
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < math.inf:
+    """`value` as a float, if it is a finite number of at least 0."""
+    if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < math.inf:
         raise ValueError(f"{name} must be a finite number ≥ 0{why and f' ({why})'}; got {value!r}")
+    return float(value)
+
+
+def flag(name: str, value: Any) -> bool:
+    """`value`, if it is True or False."""
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} must be True or False; got {value!r}")
     return value
 
 
-def one_of(name: str, value: Any, choices: tuple[Any, ...]) -> Any:
+def one_of(name: str, value: Any, choices: tuple[str, ...]) -> Any:
     """`value`, if it is one of `choices`."""
     if value not in choices:
         raise ValueError(f"{name} must be one of {', '.join(map(repr, choices))}; got {value!r}")

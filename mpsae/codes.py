@@ -42,6 +42,8 @@ class Codes:
                 "values and indices are [..., k] and lengths [...]; got values "
                 f"{list(self.values.shape)}, indices {list(self.indices.shape)}, lengths {list(self.lengths.shape)}"
             )
+        if self.values.dtype not in (torch.float32, torch.float64):
+            raise ValueError(f"values are float32 or float64; got {self.values.dtype}: use values.float()")
         if self.indices.dtype != torch.int32:
             raise ValueError(f"indices are int32; got {self.indices.dtype}: use indices.int()")
 
@@ -165,7 +167,7 @@ class Codes:
         )
 
     def to(self, *args: Any, **kwargs: Any) -> Codes:
-        """The same codes on another device, or with values of another floating type."""
+        """The same codes on another device, or with values of another type, float32 or float64."""
         values = self.values.to(*args, **kwargs)
         return replace(
             self, values=values, indices=self.indices.to(values.device), lengths=self.lengths.to(values.device)

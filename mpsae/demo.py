@@ -1,4 +1,4 @@
-"""The main job in two minutes: learn a hierarchy whose answer is known, and show what was found."""
+"""The main job in a minute: learn a hierarchy whose answer is known, and show what was found."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def write(out: Path, *, updates: int = 15_000, similarity: float = 0.2, seed: in
     # update hurts, and they end at 1 by themselves; 21 picks are one more than there are concepts.
     sae = MatchingPursuitSAE(20, 20, Stop(21, residual=0.05, repeat=True), constraint="free", bias=False, seed=seed)
     seconds = train_(sae, tree, updates, seed)
-    out.mkdir(parents=True, exist_ok=True)
+    files.make_folder(out)
     sae.save(out / "sae")
     path = out / "report.html"
     files.write(path, show(sae.eval(), tree, updates, seconds).encode())

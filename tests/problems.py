@@ -27,7 +27,7 @@ KINDS = (*UNIT, "scaled")
 
 @st.composite
 def problems(draw, kinds=KINDS, selects=("positive", "signed", "absolute")):
-    """x [N, d_in], atoms, steps, select; one of the inputs is zero, steps often exceed d_in."""
+    """x [B, d_in], atoms, steps, select; one of the inputs is zero, steps often exceed d_in."""
     generator = torch.Generator().manual_seed(draw(st.integers(0, 10_000)))
     d_in, d_sae = draw(st.integers(1, 9)), draw(st.integers(1, 30))
     atoms = dictionary(draw(st.sampled_from(kinds)), d_sae, d_in, generator)

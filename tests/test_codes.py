@@ -189,6 +189,10 @@ def test_what_makes_no_sense_is_refused():
         Codes(values, indices, indices, 4, "pursuit")
     with pytest.raises(ValueError, match=r"use indices\.int\(\)"):
         Codes(values, indices.long(), lengths, 4, "pursuit")
+    with pytest.raises(ValueError, match=r"use values\.float\(\)"):
+        Codes(values.half(), indices, lengths, 4, "pursuit")
+    with pytest.raises(ValueError, match=r"use values\.float\(\)"):
+        Codes(values, indices, lengths, 4, "pursuit").to(torch.bfloat16)
     with pytest.raises(ValueError, match="at least one Codes"):
         Codes.cat([])
     with pytest.raises(ValueError, match=r"\.merged\(\) first"):

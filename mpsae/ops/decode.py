@@ -8,25 +8,27 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding, embedding_bag
 
+from mpsae.ops.forward_mode import refuse_forward_mode
 from mpsae.ops.runs import as_table, fold_into_runs
 
 
-def gathered_sum(values: Tensor, indices: Tensor, atoms: Tensor) -> Tensor:
+def sum_gathered(values: Tensor, indices: Tensor, atoms: Tensor) -> Tensor:
     """`values[..., s] · atoms[indices[..., s]]` added over the slots s: [..., d_in]; differentiable in both.
 
-    >>> gathered_sum(codes.values, codes.indices, sae.atoms)
+    >>> sum_gathered(codes.values, codes.indices, sae.atoms)
 
     values, indices [..., k]; atoms [d_sae, d_in]. The gradient's memory does not grow with k.
     """
+    refuse_forward_mode("decoding codes", values, atoms)
     leading, k = values.shape[:-1], values.shape[-1]
     dtype = torch.promote_types(values.dtype, atoms.dtype)
     slots = (1, leading.numel(), k)
-    rows = _gathered_sum(values.to(dtype).reshape(slots), indices.reshape(slots), atoms.to(dtype)[None])
+    rows = _sum_gathered(values.to(dtype).reshape(slots), indices.reshape(slots), atoms.to(dtype)[None])
     return rows.reshape(*leading, atoms.shape[-1])
 
 
-@torch.library.custom_op("mpsae::gathered_sum", mutates_args=())
-def _gathered_sum(values: Tensor, indices: Tensor, atoms: Tensor) -> Tensor:
+@torch.library.custom_op("mpsae::sum_gathered", mutates_args=())
+def _sum_gathered(values: Tensor, indices: Tensor, atoms: Tensor) -> Tensor:
     runs, inputs, k = values.shape
     if not values.numel():
         return values.new_zeros(runs, inputs, atoms.shape[-1])
@@ -36,13 +38,13 @@ def _gathered_sum(values: Tensor, indices: Tensor, atoms: Tensor) -> Tensor:
     return out.reshape(runs, inputs, -1)
 
 
-@_gathered_sum.register_fake
+@_sum_gathered.register_fake
 def _(values: Tensor, indices: Tensor, atoms: Tensor) -> Tensor:
     return values.new_empty(*values.shape[:2], atoms.shape[-1])
 
 
-@torch.library.custom_op("mpsae::gathered_sum_backward", mutates_args=())
-def _gathered_sum_backward(
+@torch.library.custom_op("mpsae::sum_gathered_backward", mutates_args=())
+def _sum_gathered_backward(
     grad: Tensor, values: Tensor, indices: Tensor, atoms: Tensor, wants_atoms: bool
 ) -> tuple[Tensor, Tensor]:
     d_in = atoms.shape[-1]
@@ -51,7 +53,7 @@ def _gathered_sum_backward(
     grad_atoms = grad.new_zeros(atoms.shape if wants_atoms else 0)
     own_start = torch.arange(atoms.shape[0], device=atoms.device)[:, None] * atoms.shape[1]
     for s in range(values.shape[-1]):
-        atom = embedding(indices[..., s] + start, table)  # [R, N, d_in]
+        atom = embedding(indices[..., s] + start, table)  # [R, B, d_in]
         grad_values[..., s] = (atom * grad).sum(-1)
         if wants_atoms:
             share = values[..., s, None] * grad
@@ -60,7 +62,7 @@ def _gathered_sum_backward(
     return grad_values, grad_atoms
 
 
-@_gathered_sum_backward.register_fake
+@_sum_gathered_backward.register_fake
 def _(grad: Tensor, values: Tensor, indices: Tensor, atoms: Tensor, wants_atoms: bool) -> tuple[Tensor, Tensor]:
     return torch.empty_like(values), grad.new_empty(atoms.shape if wants_atoms else 0)
 
@@ -71,9 +73,9 @@ def _setup(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor], output: Tensor) -> N
 
 def _backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, Tensor | None]:
     wants_atoms = ctx.needs_input_grad[2]
-    grad_values, grad_atoms = _gathered_sum_backward(grad, *ctx.saved_tensors, wants_atoms)
+    grad_values, grad_atoms = _sum_gathered_backward(grad, *ctx.saved_tensors, wants_atoms)
     return grad_values, None, grad_atoms if wants_atoms else None
 
 
-_gathered_sum.register_autograd(_backward, setup_context=_setup)
-_gathered_sum.register_vmap(fold_into_runs(_gathered_sum))
+_sum_gathered.register_autograd(_backward, setup_context=_setup)
+_sum_gathered.register_vmap(fold_into_runs(_sum_gathered))

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from mpsae.checks import one_of, whole
+from mpsae.checks import flag, one_of, whole
 from mpsae.codes import Codes
-from mpsae.ops.decode import gathered_sum
-from mpsae.ops.pursuit import Stop
+from mpsae.ops.decode import sum_gathered
+from mpsae.ops.pursuit import FLOATING, Stop, widest
 
 Constraint = Literal["sphere", "ball", "free"]
 OWN_STREAM = 0x6D70736165
@@ -61,6 +61,13 @@ pytree.register_pytree_node(
 )
 
 
+class _Kept(dict[str, Any]):
+    """What holds only while the atoms do not change: filled inside `frozen`, shared by what `at` returns."""
+
+    def __reduce__(self) -> tuple[type[_Kept], tuple[()]]:
+        return _Kept, ()  # a deep copy has atoms of its own, and starts with nothing kept
+
+
 class SAE(nn.Module):
     """A sparse autoencoder: atoms [d_sae, d_in], bias [d_in]; a variant writes `_encode` and what it means to read it.
 
@@ -86,6 +93,7 @@ class SAE(nn.Module):
         self.d_in, self.d_sae = whole("d_in", d_in, 1), whole("d_sae", d_sae, 1)
         self.constraint = one_of("constraint", constraint, get_args(Constraint))
         self.seed = whole("seed", seed, 0)
+        flag("bias", bias)
         rows = torch.randn(d_sae, d_in, generator=torch.Generator().manual_seed(OWN_STREAM + seed))
         self.atoms = nn.Parameter(nn.functional.normalize(rows, dim=-1))
         if bias:
@@ -95,19 +103,19 @@ class SAE(nn.Module):
         # Inputs seen since each atom last fired.
         self.register_buffer("silent", torch.zeros(d_sae, dtype=torch.int64))
         self.updates = 0
-        # What holds only while the atoms do not change; filled inside `frozen`, shared by what `at` returns.
-        self._kept: dict[str, Any] = {}
+        self._is_reading = False  # made by `at`
+        self._kept = _Kept()
 
     # What a variant writes.
 
     def _encode(self, x: Tensor) -> Encoding:
         raise NotImplementedError
 
-    def _read_with_k(self, k: int) -> None:
+    def _read_with_k_(self, k: int) -> None:
         """Set this SAE, a copy made by `at`, to k atoms an input."""
         raise NotImplementedError
 
-    def _read_with_stop(self, stop: Stop) -> None:
+    def _read_with_stop_(self, stop: Stop) -> None:
         """Set this SAE, a copy made by `at`, to another stop; refused where there is no pursuit."""
         raise ValueError(f"{type(self).__name__} makes no pursuit, so stop means nothing to it: use k")
 
@@ -121,6 +129,12 @@ class SAE(nn.Module):
     def from_settings(cls, settings: dict[str, Any]) -> Self:
         """The SAE that has these `settings`, at its random start."""
         return cls(**settings)
+
+    @staticmethod
+    def _wide(*tensors: Tensor) -> list[Tensor]:
+        """The tensors in the widest of their types, at least float32: what is computed in."""
+        dtype = widest(*tensors)
+        return [tensor.to(dtype) for tensor in tensors]
 
     # Reading.
 
@@ -140,9 +154,15 @@ class SAE(nn.Module):
         self._check_form(x)
         self._check_values(x)
         if not self._kept:
-            self._check_atoms()
-        acts = self._encode(x).acts
+            self._check_tensors()
+        acts = self._read(x)
         return acts if isinstance(acts, Codes) else Codes.from_dense(acts)
+
+    def _read(self, x: Tensor) -> Codes | Tensor:
+        """Activations as inference has them, whatever mode this SAE is in."""
+        reading = copy.copy(self)
+        reading.training = False
+        return reading._encode(x).acts
 
     def decode(self, codes: Codes | Tensor) -> Tensor:
         """x̂ [..., d_in] of codes: gathered atoms, never dense; or of dense activations [..., d_sae]."""
@@ -150,19 +170,21 @@ class SAE(nn.Module):
         if width != self.d_sae:
             raise ValueError(f"the codes are of {width} atoms, this SAE has {self.d_sae}: decode with their own SAE")
         if isinstance(codes, Codes):
-            return gathered_sum(codes.values, codes.indices, self.atoms) + self.bias
-        return codes @ self.atoms.to(codes.dtype) + self.bias
+            return sum_gathered(codes.values, codes.indices, self.atoms) + self.bias
+        codes, atoms = self._wide(codes, self.atoms)
+        return codes @ atoms + self.bias
 
     def at(self, *, k: int | None = None, stop: Stop | int | None = None) -> Self:
-        """The same tensors, read at another sparsity: with k atoms an input, or until `stop` says."""
+        """The same tensors in eval mode, read at another sparsity: with k atoms an input, or until `stop` says."""
         if (k is None) == (stop is None):
             raise ValueError(f"at takes one of k and stop: k atoms, or a Stop (whose steps are k); got {k=}, {stop=}")
         other = copy.copy(self)
         other._buffers = dict(self._buffers)
+        other.training, other._is_reading = False, True
         if stop is not None:
-            other._read_with_stop(Stop.of(stop))
+            other._read_with_stop_(Stop.of(stop))
         else:
-            other._read_with_k(whole("k", k, 1, "at least one atom an input"))
+            other._read_with_k_(whole("k", k, 1, "at least one atom an input"))
         return other
 
     @contextmanager
@@ -176,14 +198,15 @@ class SAE(nn.Module):
         if self._kept:
             yield self
             return
-        self._check_atoms()
-        version = self.atoms._version
-        self._kept["atoms"] = True
+        self._check_tensors()
+        atoms = self.atoms
+        version = None if atoms.is_inference() else atoms._version  # inference tensors count no versions
+        self._kept["checked"] = True
         try:
             yield self
         finally:
             self._kept.clear()
-        if self.atoms._version != version:
+        if self.atoms is not atoms or (version is not None and atoms._version != version):
             raise RuntimeError(
                 "the atoms were changed inside frozen(), so codes made there may be of either dictionary: "
                 "change them outside"
@@ -210,13 +233,13 @@ class SAE(nn.Module):
 
     @torch.no_grad()
     def init_from_data_(self, x: Tensor, *, seed: int | None = None) -> Self:
-        """Start from data: the bias at the mean of x [N, d_in], the atoms at the directions of random rows from it."""
+        """Start from data: the bias at the mean of x [B, d_in], the atoms at the directions of random rows from it."""
         self._check_form(x)
         self._check_values(x)
         x = x.reshape(-1, self.d_in).to(self.atoms.device, torch.promote_types(x.dtype, torch.float32))
         mean = x.mean(0) if isinstance(self.bias, nn.Parameter) else x.new_zeros(self.d_in)
         rows = x - mean
-        rows = rows[rows.norm(dim=-1) > 1e-6 * x.abs().amax().clamp(min=torch.finfo(x.dtype).tiny)]
+        rows = rows[rows.norm(dim=-1) > 1e-6 * x.norm(dim=-1)]
         if len(rows) < self.d_sae:
             raise ValueError(
                 f"every atom starts at a row of its own: {self.d_sae} atoms need as many rows that differ from the "
@@ -229,11 +252,12 @@ class SAE(nn.Module):
         return self
 
     def _constrain_(self) -> None:
-        norms = self.atoms.norm(dim=-1, keepdim=True)
+        atoms = self.atoms.to(widest(self.atoms))
+        norms = atoms.norm(dim=-1, keepdim=True)
         if self.constraint == "sphere":
-            self.atoms.copy_(self.atoms / norms.clamp(min=torch.finfo(norms.dtype).tiny))
+            self.atoms.copy_(atoms / norms.clamp(min=torch.finfo(norms.dtype).tiny))
         elif self.constraint == "ball":
-            self.atoms.copy_(self.atoms / norms.clamp(min=1.0))
+            self.atoms.copy_(atoms / norms.clamp(min=1.0))
 
     def _fired(self, acts: Codes | Tensor) -> Tensor:
         """Which atoms fired for any of the inputs [d_sae]."""
@@ -258,7 +282,7 @@ class SAE(nn.Module):
                 f"this SAE reads inputs of width {self.d_in}, x has shape {list(x.shape)}: "
                 f"its last dimension must be {self.d_in}"
             )
-        if not x.is_floating_point():
+        if x.dtype not in FLOATING:
             raise ValueError(f"x must be of a floating type; got {x.dtype}: use x.float()")
         if x.device != self.atoms.device:
             raise ValueError(
@@ -275,18 +299,23 @@ class SAE(nn.Module):
                 "drop or mend them"
             )
 
-    def _check_atoms(self) -> None:
-        rows = self.atoms.isfinite().all(-1)
-        if not rows.all():
-            raise ValueError(
-                f"the atoms must be finite; {int((~rows).sum())} of {rows.numel()} hold NaN or Inf: training has "
-                "diverged; load an earlier checkpoint and lower the learning rate"
-            )
+    def _check_tensors(self) -> None:
+        for name, tensor in (*self.named_parameters(), *self.named_buffers()):
+            finite = tensor.isfinite()
+            if not finite.all():
+                raise ValueError(
+                    f"the {name} must be finite; {int((~finite).sum())} of {finite.numel()} numbers are NaN or Inf: "
+                    "training has diverged; go back to an earlier checkpoint and lower the learning rate"
+                )
 
     def extra_repr(self) -> str:
         return f"d_in={self.d_in}, d_sae={self.d_sae}, constraint={self.constraint!r}"
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
+        if self._is_reading:
+            raise ValueError(
+                "what at() returns shares its tensors with the SAE it reads: move that one, then call at()"
+            )
         with types_kept(self, self.setting_buffers):
             return super()._apply(fn, recurse)
 

@@ -14,26 +14,30 @@ from torch import Tensor
 
 import mpsae
 from mpsae import files
+from mpsae.ops.pursuit import widest
 from mpsae.sae.contract import SAE, Constraint
 from mpsae.sae.matching_pursuit import MatchingPursuitSAE
 
 VERSION = 1
 KINDS: dict[str, type[SAE]] = {variant.kind: variant for variant in (MatchingPursuitSAE,)}
+WEIGHTS = re.compile(r"sae-[0-9a-f]{16}\.safetensors")
 NORM_TOLERANCE = {torch.bfloat16: 4e-3, torch.float16: 1e-3}
 """By how much the norm of a stored unit atom may differ from 1; 1e-4 where nothing is listed."""
+FORM = {"version": int, "kind": str, "settings": dict, "updates": int, "weights": dict, "made_with": dict}
+"""The keys of sae.json and what each holds."""
 
 
 def save(sae: SAE, path: Path) -> None:
     """Write the folder. An SAE that was there before stays whole until the new one is."""
     import safetensors.torch
 
-    sae._check_atoms()
+    sae._check_tensors()
     tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in sae.state_dict().items()}
     data = safetensors.torch.save({name: t for name, t in tensors.items() if name not in sae.setting_buffers})
     digest = hashlib.sha256(data).hexdigest()
     # Named by its content: until sae.json names the new file, it still names the old one.
     weights = path / f"sae-{digest[:16]}.safetensors"
-    path.mkdir(parents=True, exist_ok=True)
+    files.make_folder(path)
     files.write(weights, data)
     files.write_json(
         path / "sae.json",
@@ -47,7 +51,7 @@ def save(sae: SAE, path: Path) -> None:
         },
     )
     for old in path.glob("sae-*.safetensors"):
-        if old != weights and re.fullmatch(r"sae-[0-9a-f]{16}\.safetensors", old.name):
+        if old != weights and WEIGHTS.fullmatch(old.name):
             old.unlink()
 
 
@@ -60,16 +64,20 @@ def load(path: str | Path, *, device: str | torch.device = "cpu", constraint: Co
     about = _described(path)
     tensors = _tensors(path, about["weights"])
     sae = _built(path, about, constraint)
-    expected = {n: tuple(t.shape) for n, t in sae.state_dict().items() if n not in sae.setting_buffers}
-    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-    if found != expected:
+    expected = _forms({name: t for name, t in sae.state_dict().items() if name not in sae.setting_buffers})
+    found = _forms(tensors)
+    if found != expected or len({t.dtype for t in tensors.values() if t.is_floating_point()}) > 1:
         raise ValueError(
             f"{path / about['weights']['file']} does not hold the tensors of the SAE that sae.json describes: "
-            f"expected {expected}, found {found}: the two files are not of one SAE"
+            f"expected {expected}, all floating ones of one type, found {found}: the two files are not of one SAE; "
+            "copy the folder again"
         )
     sae.load_state_dict(tensors | {name: sae.get_buffer(name) for name in sae.setting_buffers}, assign=True)
     sae.updates = about["updates"]
-    sae._check_atoms()
+    try:
+        sae._check_tensors()
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
     _check_norms(path, sae)
     return sae.to(device).eval()
 
@@ -86,30 +94,58 @@ def _described(path: Path) -> dict[str, Any]:
     except ValueError as error:
         raise ValueError(f"{description} is not JSON ({error}): it was damaged or cut short; copy it again") from error
     version = about.get("version") if isinstance(about, dict) else None
-    if version != VERSION:
+    if version != VERSION or version is True:
         raise ValueError(
             f"{description} is of version {version!r}, mpsae {mpsae.__version__} reads version {VERSION}: "
             "upgrade mpsae, or save the SAE with the version that made it"
         )
-    keys = {"version", "kind", "settings", "updates", "weights", "made_with"}
-    if about.keys() != keys or about["weights"].keys() != {"file", "bytes", "sha256"}:
-        raise ValueError(f"{description} must have the keys {sorted(keys)} (docs/formats.md); found {sorted(about)}")
+    wrong = _misfit(about, FORM)
+    if not wrong:
+        wrong = _misfit(about["weights"], {"file": str, "bytes": int, "sha256": str}, "weights.")
+    if not wrong and not WEIGHTS.fullmatch(about["weights"]["file"]):
+        wrong = f"weights.file is {about['weights']['file']!r}"
+    if wrong:
+        raise ValueError(
+            f"{description} is not as docs/formats.md has it: {wrong}: save the SAE again with sae.save, or copy the "
+            "folder again"
+        )
     return about
 
 
+def _misfit(found: dict[str, Any], form: dict[str, type], within: str = "") -> str:
+    """What of `found` is not of the form; empty where all is."""
+    if found.keys() != form.keys():
+        return f"it needs {within}{{{', '.join(form)}}} and has {within}{{{', '.join(map(str, found))}}}"
+    for key, kind in form.items():
+        if not isinstance(found[key], kind) or (isinstance(found[key], bool) and kind is int):
+            return f"{within}{key} is {found[key]!r}"
+    return ""
+
+
+def _forms(tensors: dict[str, Tensor]) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Shape and type of each; floating types are one."""
+    return {n: (tuple(t.shape), "floating" if t.is_floating_point() else str(t.dtype)) for n, t in tensors.items()}
+
+
 def _tensors(path: Path, weights: dict[str, Any]) -> dict[str, Tensor]:
+    import safetensors
     import safetensors.torch
 
     file = path / weights["file"]
     if not file.is_file():
-        raise ValueError(f"{path} is an SAE's folder without weights: {file.name} is missing; {_contents(path)}")
+        raise ValueError(
+            f"{path} is an SAE's folder without weights: {file.name} is missing; {_contents(path)}: copy it again"
+        )
     data = file.read_bytes()
     if len(data) != weights["bytes"] or hashlib.sha256(data).hexdigest() != weights["sha256"]:
         raise ValueError(
             f"{file} was damaged or cut short: sae.json says {weights['bytes']} bytes with SHA-256 "
             f"{weights['sha256'][:16]}…, the file has {len(data)} bytes and another content: copy the folder again"
         )
-    return safetensors.torch.load(data)
+    try:
+        return safetensors.torch.load(data)
+    except safetensors.SafetensorError as error:
+        raise ValueError(f"{file} is no safetensors file ({error}): save the SAE again with sae.save") from error
 
 
 def _built(path: Path, about: dict[str, Any], constraint: Constraint | None) -> SAE:
@@ -129,13 +165,15 @@ def _built(path: Path, about: dict[str, Any], constraint: Constraint | None) -> 
     try:
         return variant.from_settings(settings | ({} if constraint is None else {"constraint": constraint}))
     except (TypeError, ValueError) as error:
-        raise ValueError(f"the settings in {path / 'sae.json'} make no SAE: {error}") from error
+        raise ValueError(
+            f"the settings in {path / 'sae.json'} make no SAE: {error}: upgrade mpsae, or save the SAE again"
+        ) from error
 
 
 def _check_norms(path: Path, sae: SAE) -> None:
     if sae.constraint == "free":
         return
-    norms = sae.atoms.detach().float().norm(dim=-1)
+    norms = sae.atoms.detach().to(widest(sae.atoms)).norm(dim=-1)
     excess = (norms - 1).abs() if sae.constraint == "sphere" else norms - 1
     tolerance = NORM_TOLERANCE.get(sae.atoms.dtype, 1e-4)
     if excess.max() > tolerance:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mpsae.checks import one_of
 from mpsae.ops.pursuit import Select, Stop, pursue_to_floors
-from mpsae.ops.pursuit.stop import LIMITS, floors
+from mpsae.ops.pursuit.stop import LIMITS, make_floors
 from mpsae.sae.contract import SAE, Constraint, Encoding
 
 
@@ -42,7 +42,7 @@ class MatchingPursuitSAE(SAE):
         self.select: Select = one_of("select", select, get_args(Select))
         # Schedules write the bounds in place; float64, so that a bound read back is the number that was given.
         self.register_buffer("bounds", torch.zeros(len(LIMITS), dtype=torch.float64))
-        self._read_with_stop(Stop.of(stop))
+        self._read_with_stop_(Stop.of(stop))
 
     @property
     def stop(self) -> Stop:
@@ -50,23 +50,22 @@ class MatchingPursuitSAE(SAE):
         return Stop(self.k, *self.bounds.tolist(), repeat=self.repeat)
 
     def _encode(self, x: Tensor) -> Encoding:
-        centred = x - self.bias
-        dtype = torch.promote_types(torch.promote_types(centred.dtype, self.atoms.dtype), torch.float32)
-        centred = centred.to(dtype)
+        x, atoms, bias = self._wide(x, self.atoms, self.bias)
+        centred = x - bias
         found = pursue_to_floors(
             centred,
-            self.atoms.to(dtype),
-            floors(centred, self.bounds.to(dtype).unbind()),
+            atoms,
+            make_floors(centred, self.bounds.unbind()),
             steps=self.k,
             repeat=self.repeat,
             select=self.select,
         )
         return Encoding(found.codes, residual=found.residual)
 
-    def _read_with_k(self, k: int) -> None:
+    def _read_with_k_(self, k: int) -> None:
         self.k = k
 
-    def _read_with_stop(self, stop: Stop) -> None:
+    def _read_with_stop_(self, stop: Stop) -> None:
         self.k, self.repeat = stop.steps, stop.repeat
         self.bounds = torch.tensor(stop.limits, dtype=torch.float64, device=self.bounds.device)
 

@@ -39,15 +39,11 @@ class Runs(nn.Module):
                     + ": put them in separate Runs"
                 )
         self.seeds = [sae.seed for sae in saes]
-        self._stack([dict(sae.named_parameters()) for sae in saes], nn.Parameter)
-        self._stack([dict(sae.named_buffers()) for sae in saes], lambda stacked: stacked)
-        # The program, without tensors of its own; in a tuple, so that it is no submodule.
-        self._program = (copy.deepcopy(saes[0]).to("meta"),)
-
-    def _stack(self, states: list[dict[str, Tensor]], kind: Any) -> None:
-        for name in states[0]:
-            stacked = torch.stack([state[name].detach() for state in states])
-            (self._parameters if kind is nn.Parameter else self._buffers)[name] = kind(stacked)
+        for name, parameter in saes[0].named_parameters():
+            stacked = torch.stack([sae.get_parameter(name).detach() for sae in saes])
+            self._parameters[name] = nn.Parameter(stacked, parameter.requires_grad)
+        self._buffers.update(_stacked(saes, [name for name, _ in saes[0].named_buffers()]))
+        self._program = _program_of(saes[0])
 
     @property
     def program(self) -> SAE:
@@ -72,11 +68,12 @@ class Runs(nn.Module):
         if not -len(self) <= index < len(self):
             raise IndexError(f"there are {len(self)} runs; got {index}")
         sae = copy.copy(self.program)
+        sae._kept = type(sae._kept)()
         sae._parameters = {}
         for name, stacked in self.named_parameters():
             sae._parameters[name] = nn.Parameter(stacked.detach()[index], stacked.requires_grad)
         sae._buffers = {name: stacked[index] for name, stacked in self.named_buffers()}
-        sae._kept, sae.seed = {}, self.seeds[index]
+        sae.seed = self.seeds[index]
         return sae.train(self.training)
 
     def __iter__(self) -> Iterator[SAE]:
@@ -93,8 +90,9 @@ class Runs(nn.Module):
         self[0]._check_form(x)
         self[0]._check_values(x)
         for sae in self:
-            sae._check_atoms()
-        return self._each("forward", x).codes
+            sae._check_tensors()
+        acts = self._each("_read", x)
+        return acts if isinstance(acts, Codes) else Codes.from_dense(acts)
 
     def decode(self, codes: Codes | Tensor) -> Tensor:
         """As every run's own `decode`; codes [R, ...] as `encode` gives them."""
@@ -111,12 +109,18 @@ class Runs(nn.Module):
 
     def at(self, *, k: int | None = None, stop: Stop | int | None = None) -> Self:
         """The same tensors, read at another sparsity."""
-        singles = [sae.at(k=k, stop=stop) for sae in self]
+        singles = list(self)
+        readings = [sae.at(k=k, stop=stop) for sae in singles]
+        changed = [n for n, buffer in readings[0].named_buffers() if buffer is not singles[0]._buffers[n]]
         other = copy.copy(self)
-        other._buffers = {}
-        other._stack([dict(sae.named_buffers()) for sae in singles], lambda stacked: stacked)
-        other._program = (copy.deepcopy(singles[0]).to("meta"),)
+        other._buffers = self._buffers | _stacked(readings, changed)
+        other._program, other.training = _program_of(readings[0]), False
         return other
+
+    def train(self, mode: bool = True) -> Self:
+        """Training or, with False, eval mode, for the code that all runs share too."""
+        self.program.train(mode)
+        return super().train(mode)
 
     def _each(self, method: str, x: Any, *more: Any) -> Any:
         """`method` of every run, as one program."""
@@ -157,5 +161,17 @@ class _Method(nn.Module):
 def _shared(sae: SAE) -> dict[str, Any]:
     """What SAEs of one `Runs` have in common: class, plain attributes, the form of their tensors."""
     plain = {name: value for name, value in vars(sae).items() if not name.startswith("_") and name != "seed"}
-    forms = {name: (tuple(t.shape), t.dtype, t.device) for name, t in sae.state_dict().items()}
+    tensors = (*sae.named_parameters(), *sae.named_buffers())
+    forms = {name: (tuple(t.shape), t.dtype, t.device, t.requires_grad) for name, t in tensors}
     return {"class": type(sae).__name__} | plain | forms
+
+
+def _stacked(saes: Sequence[SAE], names: Sequence[str]) -> dict[str, Tensor | None]:
+    return {name: torch.stack([sae.get_buffer(name) for sae in saes]) for name in names}
+
+
+def _program_of(sae: SAE) -> tuple[SAE]:
+    """The SAE without tensors of its own; in a tuple, so that it is no submodule."""
+    program = copy.deepcopy(sae)
+    program._is_reading = False
+    return (program.to("meta"),)

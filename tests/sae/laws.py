@@ -3,6 +3,7 @@
 import copy
 import json
 
+import numpy as np
 import pytest
 import torch
 
@@ -77,6 +78,22 @@ class Laws:
         assert out.codes.values.dtype == out.x_hat.dtype == out.residual.dtype == torch.float32
         torch.testing.assert_close(out.x_hat, sae(x.float()).x_hat)
 
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+    def test_an_sae_of_half_precision_computes_in_float32(self, dtype, tmp_path):
+        sae = self.make().to(dtype)
+        if isinstance(sae.bias, torch.nn.Parameter):
+            with torch.no_grad():
+                sae.bias.copy_(torch.randn(D_IN) / 16)
+        x = (self.inputs() + 30).to(dtype)
+        wide = copy.deepcopy(sae).float().eval()
+        out = sae.eval()(x)
+        assert out.codes.values.dtype == out.x_hat.dtype == out.residual.dtype == torch.float32
+        torch.testing.assert_close(out.x_hat, wide(x.float()).x_hat)
+        torch.testing.assert_close(sae.decode(out.codes), out.x_hat)
+        torch.testing.assert_close(sae.decode(out.codes.dense()), out.x_hat)
+        self.learn(sae.train(), 3).save(tmp_path)  # its own rounding is no reason for load to refuse it
+        assert mpsae.load(tmp_path).atoms.dtype == dtype
+
     def test_reading_changes_nothing(self):
         sae, x = self.learn(self.make()), self.inputs()
         before = copy.deepcopy(sae.state_dict())
@@ -97,6 +114,10 @@ class Laws:
         with torch.no_grad():
             sae.atoms.mul_(-1)
         assert torch.equal(short.atoms, sae.atoms)
+        assert not self.make().train().at(k=2).training
+        with pytest.raises(ValueError, match="move that one"):
+            short.to(torch.float64)
+        assert sae.to(torch.float64).bias.dtype == torch.float64
 
     def test_more_atoms_never_read_fewer(self):
         sae, x = self.learn(self.make()).eval(), self.inputs()
@@ -153,8 +174,9 @@ class Laws:
         assert ((sae.atoms @ directions.T).max(-1).values > 1 - 1e-5).all()
         if isinstance(sae.bias, torch.nn.Parameter):
             torch.testing.assert_close(sae.bias.detach(), x.mean(0))
-        with pytest.raises(ValueError, match=f"{D_SAE} atoms need as many rows"):
-            self.make().init_from_data_(x[:5])
+        for few in (x[:5], x[:0], torch.zeros(100, D_IN)):
+            with pytest.raises(ValueError, match=f"{D_SAE} atoms need as many rows"):
+                self.make().init_from_data_(few)
 
     # Many at once.
 
@@ -260,12 +282,14 @@ class Laws:
         x[4, 2] = value
         with pytest.raises(ValueError, match="1 of 32 inputs hold NaN or Inf, the first is number 4"):
             sae.encode(x)
-        with torch.no_grad():
-            sae.atoms[3, 0] = value
-        with pytest.raises(ValueError, match="the atoms must be finite; 1 of"):
-            sae.encode(self.inputs())
-        with pytest.raises(ValueError, match="the atoms must be finite"):
-            sae.save("nowhere")
+        for name in ("atoms", "bias"):
+            sae = self.make()
+            with torch.no_grad():
+                getattr(sae, name)[..., 0] = value
+            with pytest.raises(ValueError, match=f"the {name} must be finite; "):
+                sae.encode(self.inputs())
+            with pytest.raises(ValueError, match=f"the {name} must be finite; "):
+                sae.save("nowhere")
 
     def test_k_and_stop_are_refused_together_and_so_is_none(self):
         sae, x = self.make(), self.inputs()
@@ -276,6 +300,7 @@ class Laws:
         for wrong in (0, -1, 1.5, True):
             with pytest.raises(ValueError, match="k must be a whole number ≥ 1"):
                 sae.at(k=wrong)
+        assert torch.equal(sae.encode(x, k=np.int64(2)).values, sae.encode(x, k=2).values)
 
     def test_codes_of_another_width_are_refused(self):
         sae = self.make()
@@ -294,4 +319,16 @@ class Laws:
             assert torch.equal(sae.encode(x).values, expected)
         with pytest.raises(RuntimeError, match="changed inside frozen"), sae.frozen(), torch.no_grad():
             sae.atoms.mul_(1.0)
+        with pytest.raises(RuntimeError, match="changed inside frozen"), sae.frozen():
+            sae.load_state_dict(copy.deepcopy(sae.state_dict()), assign=True)
+        with sae.frozen():
+            other = copy.deepcopy(sae)
+        with torch.no_grad():
+            other.atoms[0, 0] = torch.nan
+        with pytest.raises(ValueError, match="must be finite"):
+            other.encode(x)
+        with torch.inference_mode():
+            made_in_inference = self.make()
+            with made_in_inference.frozen():
+                made_in_inference.encode(x)
         assert torch.equal(sae.encode(x).values, expected)  # and is not stuck

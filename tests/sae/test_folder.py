@@ -1,9 +1,11 @@
 """What a broken or foreign folder says, and that nothing is lost while one is written."""
 
+import hashlib
 import json
 
 import pytest
 import torch
+from safetensors.torch import load, save
 
 import mpsae
 from mpsae import MatchingPursuitSAE, files
@@ -39,6 +41,18 @@ def flip_a_byte(folder):
     weights(folder).write_bytes(data)
 
 
+def replace_weights(folder, data):
+    """Other bytes under a name and description that fit them."""
+    digest = hashlib.sha256(data).hexdigest()
+    (folder / f"sae-{digest[:16]}.safetensors").write_bytes(data)
+    about = {"file": f"sae-{digest[:16]}.safetensors", "bytes": len(data), "sha256": digest}
+    edit(folder, lambda a: a.update(weights=about))
+
+
+def replace_tensors(folder, **tensors):
+    replace_weights(folder, save(load(weights(folder).read_bytes()) | tensors))
+
+
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
@@ -50,8 +64,21 @@ def flip_a_byte(folder):
         (lambda folder: (folder / "sae.json").write_text("[]"), "is of version None"),
         (lambda folder: edit(folder, lambda a: a.update(version=7)), "is of version 7, mpsae .* reads version 1: upg"),
         (lambda folder: edit(folder, lambda a: a.update(kind="magic")), "kind 'magic', mpsae .* knows mp"),
-        (lambda folder: edit(folder, lambda a: a.update(more=1)), "must have the keys"),
-        (lambda folder: edit(folder, lambda a: a.pop("weights")), "must have the keys"),
+        (lambda folder: edit(folder, lambda a: a.update(more=1)), "has .*more"),
+        (lambda folder: edit(folder, lambda a: a.pop("weights")), "it needs .*weights"),
+        (lambda folder: edit(folder, lambda a: a.update(version=True)), "is of version True"),
+        (lambda folder: edit(folder, lambda a: a.update(weights=None)), "weights is None"),
+        (lambda folder: edit(folder, lambda a: a.update(settings=None)), "settings is None"),
+        (lambda folder: edit(folder, lambda a: a.update(kind=["mp"])), "kind is"),
+        (lambda folder: edit(folder, lambda a: a.update(updates="many")), "updates is 'many'"),
+        (lambda folder: edit(folder, lambda a: a["weights"].update(bytes="9")), "weights.bytes is '9'"),
+        (lambda folder: edit(folder, lambda a: a["weights"].pop("file")), r"it needs weights\.\{file"),
+        (lambda folder: edit(folder, lambda a: a["weights"].update(file="../x")), r"weights\.file is '\.\./x'"),
+        (lambda folder: edit(folder, lambda a: a["settings"].update(bias="no")), "bias must be True or False"),
+        (lambda folder: replace_weights(folder, b"not safetensors"), "is no safetensors file"),
+        (lambda folder: replace_tensors(folder, bias=torch.zeros(4).double()), "all floating ones of one type"),
+        (lambda folder: replace_tensors(folder, silent=torch.zeros(6)), "not of one SAE"),
+        (lambda folder: replace_tensors(folder, bias=torch.full((4,), torch.nan)), "the bias must be finite; 4 of 4"),
         (lambda folder: edit(folder, lambda a: a["settings"].pop("bias")), "must have the settings"),
         (lambda folder: edit(folder, lambda a: a["settings"].update(d_sae=5)), "expected .*found .*not of one SAE"),
         (lambda folder: edit(folder, lambda a: a["settings"].update(stop={"steps": 0})), "≥ 1"),

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from mpsae import MatchingPursuitSAE, Runs
+from mpsae import MatchingPursuitSAE, Runs, Stop
 
 
 def runs_of(count=2, **options):
@@ -58,6 +58,37 @@ def test_encode_refuses_values_that_are_not_finite():
     x[3] = torch.inf
     with pytest.raises(ValueError, match="the first is number 3"):
         runs.encode(x)
+
+
+def test_train_and_eval_reach_the_code_that_all_runs_share():
+    runs = runs_of()
+    assert runs.program.training
+    assert not runs.eval().program.training
+    assert not runs[0].training
+    assert runs.train().program.training
+
+
+def test_what_is_not_to_be_trained_is_not():
+    saes = [MatchingPursuitSAE(4, 6, 2, seed=seed) for seed in range(2)]
+    saes[0].bias.requires_grad_(False)
+    with pytest.raises(ValueError, match="bias"):
+        Runs(saes)
+    saes[1].bias.requires_grad_(False)
+    runs = Runs(saes)
+    assert not runs.bias.requires_grad
+    assert runs.atoms.requires_grad
+    assert not runs[0].bias.requires_grad
+
+
+def test_a_reading_sees_what_is_written_in_place_later():
+    runs = runs_of()
+    short, bounded = runs.at(k=1), runs.at(stop=Stop(3, cosine=0.5))
+    with torch.no_grad():
+        runs.bounds[:, 0] = 9.0
+        runs.atoms.mul_(-1)
+    assert short[1].stop == Stop(1, residual=9.0)
+    assert bounded[1].stop == Stop(3, cosine=0.5)
+    assert torch.equal(short.atoms, runs.atoms)
 
 
 def test_runs_say_what_they_are():

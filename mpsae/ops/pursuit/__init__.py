@@ -6,20 +6,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import reduce
 from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 from torch.utils import _pytree as pytree
 
 from mpsae.checks import one_of
 from mpsae.codes import Codes
-from mpsae.ops.precision import Precision, products
+from mpsae.ops.forward_mode import refuse_forward_mode
+from mpsae.ops.precision import Precision, multiplying
 from mpsae.ops.pursuit import reference
-from mpsae.ops.pursuit.stop import Stop, floors
+from mpsae.ops.pursuit.stop import Stop, make_floors
 from mpsae.ops.runs import fold_into_runs
 
+FLOATING = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
 Select = Literal["positive", "signed", "absolute"]
 Backend = Literal["auto", "reference"]
 
@@ -68,7 +70,7 @@ def pursue(
     return pursue_to_floors(
         x,
         atoms.to(dtype),
-        floors(x, stop.limits),
+        make_floors(x, stop.limits),
         steps=stop.steps,
         repeat=stop.repeat,
         select=select,
@@ -88,15 +90,11 @@ def pursue_to_floors(
     backend: Backend = "auto",
     precision: Precision = "exact",
 ) -> Pursuit:
-    """`pursue` for a caller who keeps the rules in tensors: floors [..., 3] as `stop.floors` makes them."""
+    """`pursue` for a caller who keeps the rules in tensors: floors [..., 3] as `stop.make_floors` makes them."""
     one_of("select", select, get_args(Select))
     one_of("backend", backend, get_args(Backend))
     one_of("precision", precision, get_args(Precision))
-    for tensor in (x, atoms):
-        if forward_ad.unpack_dual(tensor).tangent is not None:
-            raise NotImplementedError(
-                "pursue has no forward-mode derivative (jvp, jacfwd): use reverse mode (backward, jacrev)"
-            )
+    refuse_forward_mode("pursue", x, atoms)
     leading, (d_sae, d_in) = x.shape[:-1], atoms.shape
     values, indices, lengths, residual = _pursue(
         x.reshape(1, -1, d_in), atoms[None], floors.reshape(1, -1, 3), steps, repeat, select, precision
@@ -117,11 +115,17 @@ def _checked(x: Tensor, atoms: Tensor) -> torch.dtype:
             f"atoms {list(atoms.shape)}: the last dimension of x must be {atoms.shape[1]}"
         )
     for name, tensor in (("x", x), ("atoms", atoms)):
-        if not tensor.is_floating_point():
-            raise ValueError(f"{name} must be of a floating type; got {tensor.dtype}: use {name}.float()")
+        if tensor.dtype not in FLOATING:
+            known = ", ".join(str(dtype) for dtype in FLOATING)
+            raise ValueError(f"{name} must be of one of {known}; got {tensor.dtype}: use {name}.float()")
     if x.device != atoms.device:
         raise ValueError(f"x and atoms must be on one device; x is on {x.device}, atoms on {atoms.device}: move one")
-    return torch.promote_types(torch.promote_types(x.dtype, atoms.dtype), torch.float32)
+    return widest(x, atoms)
+
+
+def widest(*tensors: Tensor) -> torch.dtype:
+    """The type to compute in: the widest of the tensors', at least float32."""
+    return reduce(torch.promote_types, (tensor.dtype for tensor in tensors), torch.float32)
 
 
 # The operator. R runs of N inputs each; R is 1 unless `torch.vmap` maps over runs.
@@ -131,7 +135,7 @@ def _checked(x: Tensor, atoms: Tensor) -> torch.dtype:
 def _pursue(
     x: Tensor, atoms: Tensor, floors: Tensor, steps: int, repeat: bool, select: str, precision: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    with products(x.device, precision):
+    with multiplying(x.device, precision):
         return reference.pursue(x, atoms, floors, steps, repeat, select)
 
 
@@ -156,7 +160,7 @@ def _pursue_backward(
     atoms: Tensor,
     wants_atoms: bool,
 ) -> tuple[Tensor, Tensor]:
-    with products(atoms.device, "exact"):
+    with multiplying(atoms.device, "exact"):
         return reference.pursue_backward(
             grad_values, grad_residual, values, indices, lengths, residual, atoms, wants_atoms
         )

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 import torch
 from torch import Tensor
 
-from mpsae.checks import number, one_of, whole
+from mpsae.checks import flag, number, whole
 from mpsae.ops.pursuit.reference import row_norms
 
 LIMITS = ("residual", "relative", "coefficient", "cosine")
@@ -43,12 +43,12 @@ class Stop:
         whole("the steps of a Stop", self.steps, 1, "a pursuit takes at least one")
         for name in LIMITS:
             number(f"the {name} of a Stop", getattr(self, name), "0 turns the rule off")
-        one_of("the repeat of a Stop", self.repeat, (True, False))
+        flag("the repeat of a Stop", self.repeat)
 
     @classmethod
     def of(cls, stop: Stop | int) -> Stop:
         """A `Stop` as it is; a whole number as that many steps."""
-        return stop if isinstance(stop, Stop) else cls(stop)
+        return stop if isinstance(stop, Stop) else cls(whole("stop", stop, 1, "that many steps, or a Stop"))
 
     @property
     def limits(self) -> tuple[float, ...]:
@@ -61,16 +61,18 @@ class Stop:
 
 
 @torch.no_grad()
-def floors(x: Tensor, limits: tuple[float | Tensor, ...]) -> Tensor:
+def make_floors(x: Tensor, limits: tuple[float | Tensor, ...]) -> Tensor:
     """What ‖r‖, the best correlation and its cosine must reach for a pick, for each input: [..., 3].
 
-    `limits` are numbers or tensors without dimensions, in the order of `LIMITS`. A correlation also has to stand out
-    of rounding: after a pick its own is ±ε, and where all others are negative noise would be picked. NaN and Inf in
-    an input make its floors NaN or Inf.
+    `limits` are numbers or float64 tensors without dimensions, in the order of `LIMITS`. A correlation also has to
+    stand out of rounding: after a pick its own is ±ε, and where all others are negative noise would be picked. The
+    floors of an input with NaN or Inf are NaN; those of any other are finite.
     """
     residual, relative, coefficient, cosine = limits
-    norms = row_norms(x)
-    noise = 16 * torch.finfo(x.dtype).eps * norms
-    return torch.stack(
+    kind = torch.finfo(x.dtype)
+    norms = row_norms(x)  # float64, so that no limit and no norm leaves the range before the clamp below
+    noise = 16 * kind.eps * norms
+    floors = torch.stack(
         [(norms * relative).clamp(min=residual), noise.clamp(min=coefficient), norms * 0 + cosine], dim=-1
     )
+    return floors.clamp(max=kind.max).where(norms.isfinite()[..., None], torch.nan).to(x.dtype)

@@ -31,7 +31,7 @@ def problem(d_in, d_sae, coherent, rows, dtype=torch.float32):
     return x.to(dtype), atoms.to(dtype)
 
 
-def violations(x, atoms, codes):
+def violations(x, atoms, codes, select="positive"):
     """(picks, how many are not within the promise, how many rows end while a positive pick was left)."""
     x, atoms = x.double(), atoms.double()
     values, indices, used = codes.values.double(), codes.indices.long(), codes.used
@@ -39,10 +39,12 @@ def violations(x, atoms, codes):
     residual, picks, bad, early = x.clone(), 0, 0, 0
     for t in range(values.shape[-1]):
         correlations = residual @ atoms.T
-        best = correlations.max(-1).values
+        sizes = correlations.abs() if select == "absolute" else correlations
+        best = sizes.max(-1).values
         own = correlations.gather(-1, indices[:, t, None])[:, 0]
         taken = used[:, t]
-        worse = (own < best * (1 - 1e-5) - slack) | ((values[:, t] - own).abs() > best * 1e-5 + slack)
+        size = sizes.gather(-1, indices[:, t, None])[:, 0]
+        worse = (size < best * (1 - 1e-5) - slack) | ((values[:, t] - own).abs() > best * 1e-5 + slack)
         picks += int(taken.sum())
         bad += int((worse & taken).sum())
         early += int((~taken & (best > 2 * slack)).sum())

@@ -6,12 +6,13 @@ from tests.ops.pursuit import audit
 
 
 @pytest.mark.parametrize("rows", [300, pytest.param(10_000, marks=pytest.mark.slow)], ids=["300 rows", "10000 rows"])
+@pytest.mark.parametrize("select", ["positive", "absolute"])
 @pytest.mark.parametrize("name", audit.sizes())
-def test_no_pick_breaks_the_promise_of_exact(name, rows):
+def test_no_pick_breaks_the_promise_of_exact(name, select, rows):
     d_in, d_sae, k, coherent, own_rows = audit.sizes()[name]
     x, atoms = audit.problem(d_in, d_sae, coherent, own_rows or rows)
-    codes = pursue(x, atoms, k, precision="exact").codes
-    picks, bad, early = audit.violations(x, atoms, codes)
+    codes = pursue(x, atoms, k, select=select, precision="exact").codes
+    picks, bad, early = audit.violations(x, atoms, codes, select)
     assert picks >= 0.9 * codes.values.numel()
     assert (bad, early) == (0, 0)
 

@@ -52,6 +52,17 @@ def test_cosine_is_the_pick_over_what_is_left(factor, count):
     assert len(picks(Stop(4, cosine=math.sqrt(0.5) * factor), x)) == count
 
 
+def test_cosine_goes_on_exactly_at_it():
+    x = torch.tensor([3.0, 4.0], dtype=torch.float64)  # cosine .8, then 1
+    assert picks(Stop(2, cosine=0.8), x, torch.eye(2, dtype=torch.float64)) == [4, 3]
+
+
+def test_a_limit_out_of_range_is_never_reached():
+    found = pursue(torch.ones(2, 4), torch.eye(4), Stop(3, coefficient=1e300))
+    assert found.codes.lengths.tolist() == [0, 0]
+    assert found.residual.tolist() == torch.ones(2, 4).tolist()
+
+
 def test_repeat_keeps_the_pick_that_repeats_then_ends():
     d = torch.tensor([[0.5, 0.0]], dtype=torch.float64)  # norm ½: each pick leaves ¾ of its part
     x = torch.tensor([1.0, 1.0], dtype=torch.float64)
@@ -129,7 +140,7 @@ def test_every_rule_is_decided_per_row_as_the_oracle_decides_it(select):
         ({"steps": 3, "relative": float("nan")}, "relative"),
         ({"steps": 3, "coefficient": float("inf")}, "coefficient"),
         ({"steps": 3, "cosine": "0.1"}, "cosine"),
-        ({"steps": 3, "repeat": 1.5}, "repeat"),
+        ({"steps": 3, "repeat": 1}, "repeat"),
     ],
 )
 def test_a_stop_that_makes_no_sense_is_refused(arguments, words):
