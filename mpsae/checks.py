@@ -6,6 +6,8 @@ import math
 from numbers import Integral, Real
 from typing import Any
 
+from torch import Tensor
+
 
 def whole(name: str, value: Any, least: int, why: str = "") -> int:
     """`value` as an int, if it is a whole number of at least `least`."""
@@ -19,6 +21,13 @@ def number(name: str, value: Any, why: str = "") -> float:
     if isinstance(value, bool) or not isinstance(value, Real) or not 0 <= float(value) < math.inf:
         raise ValueError(f"{name} must be a finite number ≥ 0{why and f' ({why})'}; got {value!r}")
     return float(value)
+
+
+def tensor(name: str, value: Any) -> Tensor:
+    """`value`, if it is a tensor."""
+    if not isinstance(value, Tensor):
+        raise ValueError(f"{name} must be a torch.Tensor; got {type(value).__name__}: use torch.as_tensor({name})")
+    return value
 
 
 def flag(name: str, value: Any) -> bool:

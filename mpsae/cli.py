@@ -36,10 +36,13 @@ def main() -> None:
         tyro.extras.subcommand_cli_from_dict(
             {"demo": demo},
             prog="mpsae",
-            description="Sparse autoencoders that find hierarchical structure in neural representations.",
+            description="Sparse autoencoders that find hierarchical structure in neural representations. "
+            "`mpsae --version` tells which this is.",
         )
     except (ValueError, OSError) as error:
         sys.exit(f"mpsae: {error}")
+    except KeyboardInterrupt:
+        sys.exit(130)
 
 
 if __name__ == "__main__":

@@ -44,8 +44,9 @@ class Codes:
             )
         if self.values.dtype not in (torch.float32, torch.float64):
             raise ValueError(f"values are float32 or float64; got {self.values.dtype}: use values.float()")
-        if self.indices.dtype != torch.int32:
-            raise ValueError(f"indices are int32; got {self.indices.dtype}: use indices.int()")
+        for name in ("indices", "lengths"):
+            if getattr(self, name).dtype != torch.int32:
+                raise ValueError(f"{name} are int32; got {getattr(self, name).dtype}: use {name}.int()")
 
     @classmethod
     def from_dense(cls, dense: Tensor, k: int | None = None) -> Codes:

@@ -22,13 +22,13 @@ p { margin: .2rem 0 .8rem; max-width: 46rem; }
 .number b { display: block; font-size: 1.55rem; line-height: 1.2; color: var(--accent); }
 .number span { color: var(--soft); font-size: .88rem; }
 section { padding: 1.3rem 1.4rem; margin: 1.1rem 0; overflow-x: auto; }
-img { display: block; max-width: 100%; min-width: 34rem; height: auto; margin: .4rem auto; }
+img { display: block; max-width: 100%; height: auto; margin: .4rem auto; }
 table { border-collapse: collapse; font-size: .93rem; }
 th, td { text-align: left; padding: .3rem 1.2rem .3rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 th { color: var(--soft); font-weight: 500; }
 code { font: .9em ui-monospace, Menlo, Consolas, monospace; background: #eef1f4; padding: .1em .3em; }
 pre { background: #1d2430; color: #e8edf3; padding: .9rem 1.1rem; border-radius: .5rem; overflow-x: auto; }
-pre code { background: none; padding: 0; }
+pre code { background: none; padding: 0; white-space: pre-wrap; overflow-wrap: anywhere; }
 """
 
 

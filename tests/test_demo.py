@@ -39,6 +39,8 @@ def test_the_report_says_what_the_sae_beside_it_does(page):
     r2 = demo.r_squared(x, x - sae.decode(sae.encode(x)))
     assert f"<b>{r2:.4f}</b>" in html
     assert "600 updates" in html
+    assert f"mpsae demo --out {page.parent} --updates 600 --similarity 0.2 --seed 0" in html
+    assert f"mpsae.load(&quot;{page.parent / 'sae'}&quot;)" in html
 
 
 def test_without_matplotlib_the_numbers_are_still_written(tmp_path, monkeypatch, capsys):
@@ -52,6 +54,13 @@ def test_without_matplotlib_the_numbers_are_still_written(tmp_path, monkeypatch,
     lines = capsys.readouterr().out.splitlines()
     assert "pip install 'mpsae[plots]'" in lines[-2]
     assert lines[-1] == f"The report is at {tmp_path / 'report.html'}"
+
+
+def test_off_a_terminal_it_says_how_far_it_is(tmp_path, capsys):
+    threads = torch.get_num_threads()
+    demo.write(tmp_path, updates=1000)
+    assert "1000 of 1000 updates: R² " in capsys.readouterr().out
+    assert torch.get_num_threads() == threads
 
 
 def test_the_rate_warms_up_stays_and_cools_down_to_a_tenth():

@@ -14,14 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from mpsae.checks import flag, one_of, whole
+from mpsae.checks import flag, one_of, tensor, whole
 from mpsae.codes import Codes
 from mpsae.ops.decode import sum_gathered
 from mpsae.ops.pursuit import FLOATING, Stop, widest
 
 Constraint = Literal["sphere", "ball", "free"]
-OWN_STREAM = 0x6D70736165
-"""Added to an SAE's seed, so that data drawn with the same seed are not its atoms."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,6 +59,11 @@ pytree.register_pytree_node(
 )
 
 
+def _own_stream(seed: int) -> torch.Generator:
+    """A generator for the SAE's own draws: data that are drawn with the same seed are other numbers."""
+    return torch.Generator().manual_seed((0x6D70736165 + seed) % 2**63)
+
+
 class _Kept(dict[str, Any]):
     """What holds only while the atoms do not change: filled inside `frozen`, shared by what `at` returns."""
 
@@ -94,7 +97,7 @@ class SAE(nn.Module):
         self.constraint = one_of("constraint", constraint, get_args(Constraint))
         self.seed = whole("seed", seed, 0)
         flag("bias", bias)
-        rows = torch.randn(d_sae, d_in, generator=torch.Generator().manual_seed(OWN_STREAM + seed))
+        rows = torch.randn(self.d_sae, self.d_in, generator=_own_stream(self.seed))
         self.atoms = nn.Parameter(nn.functional.normalize(rows, dim=-1))
         if bias:
             self.bias = nn.Parameter(torch.zeros(d_in))
@@ -134,7 +137,7 @@ class SAE(nn.Module):
     def _wide(*tensors: Tensor) -> list[Tensor]:
         """The tensors in the widest of their types, at least float32: what is computed in."""
         dtype = widest(*tensors)
-        return [tensor.to(dtype) for tensor in tensors]
+        return [t.to(dtype) for t in tensors]
 
     # Reading.
 
@@ -148,7 +151,10 @@ class SAE(nn.Module):
         return Output(x_hat, x - x_hat, encoding.acts, encoding.pre)
 
     def encode(self, x: Tensor, *, k: int | None = None, stop: Stop | int | None = None) -> Codes:
-        """Codes of x [..., d_in]; with `k` or `stop`, as `at` reads them. Refuses NaN and Inf."""
+        """Codes of x [..., d_in]; with `k` or `stop`, as `at` reads them. Refuses NaN and Inf.
+
+        Differentiable, so it keeps the graph: under `torch.no_grad()` it does not.
+        """
         if k is not None or stop is not None:
             return self.at(k=k, stop=stop).encode(x)
         self._check_form(x)
@@ -224,7 +230,7 @@ class SAE(nn.Module):
 
         Returns the mask [d_sae] of atoms made anew, whose optimiser moments the loop clears; None where there are none.
         """
-        self._constrain_()
+        self.constrain_()
         fired = self._fired(output.acts)
         inputs = x.shape[:-1].numel()
         self.silent.copy_((self.silent + inputs).where(~fired, 0))
@@ -245,13 +251,15 @@ class SAE(nn.Module):
                 f"every atom starts at a row of its own: {self.d_sae} atoms need as many rows that differ from the "
                 f"mean, x has {len(rows)}: pass more rows, or keep the random start"
             )
-        generator = torch.Generator().manual_seed(OWN_STREAM + (self.seed if seed is None else seed))
-        chosen = torch.randperm(len(rows), generator=generator)[: self.d_sae].to(rows.device)
+        seed = self.seed if seed is None else whole("seed", seed, 0)
+        chosen = torch.randperm(len(rows), generator=_own_stream(seed))[: self.d_sae].to(rows.device)
         self.atoms.copy_(nn.functional.normalize(rows[chosen], dim=-1))
         self.bias.copy_(mean)
         return self
 
-    def _constrain_(self) -> None:
+    @torch.no_grad()
+    def constrain_(self) -> None:
+        """Bring the atoms to the norms that the constraint asks for."""
         atoms = self.atoms.to(widest(self.atoms))
         norms = atoms.norm(dim=-1, keepdim=True)
         if self.constraint == "sphere":
@@ -277,6 +285,7 @@ class SAE(nn.Module):
     # Checks: form never looks at values; values are looked at where a person calls.
 
     def _check_form(self, x: Tensor) -> None:
+        tensor("x", x)
         if not x.ndim or x.shape[-1] != self.d_in:
             raise ValueError(
                 f"this SAE reads inputs of width {self.d_in}, x has shape {list(x.shape)}: "
@@ -300,8 +309,8 @@ class SAE(nn.Module):
             )
 
     def _check_tensors(self) -> None:
-        for name, tensor in (*self.named_parameters(), *self.named_buffers()):
-            finite = tensor.isfinite()
+        for name, own in (*self.named_parameters(), *self.named_buffers()):
+            finite = own.isfinite()
             if not finite.all():
                 raise ValueError(
                     f"the {name} must be finite; {int((~finite).sum())} of {finite.numel()} numbers are NaN or Inf: "

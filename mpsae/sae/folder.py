@@ -32,6 +32,7 @@ def save(sae: SAE, path: Path) -> None:
     import safetensors.torch
 
     sae._check_tensors()
+    _check_norms(sae, f"not saved to {path}", "sae.constrain_() brings them to it, and sae.update_() after each update")
     tensors = {name: tensor.detach().contiguous().cpu() for name, tensor in sae.state_dict().items()}
     data = safetensors.torch.save({name: t for name, t in tensors.items() if name not in sae.setting_buffers})
     digest = hashlib.sha256(data).hexdigest()
@@ -78,7 +79,7 @@ def load(path: str | Path, *, device: str | torch.device = "cpu", constraint: Co
         sae._check_tensors()
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from error
-    _check_norms(path, sae)
+    _check_norms(sae, f"{path} is not to be trusted", 'open it as it is with load(path, constraint="free")')
     return sae.to(device).eval()
 
 
@@ -170,7 +171,7 @@ def _built(path: Path, about: dict[str, Any], constraint: Constraint | None) -> 
         ) from error
 
 
-def _check_norms(path: Path, sae: SAE) -> None:
+def _check_norms(sae: SAE, trouble: str, remedy: str) -> None:
     if sae.constraint == "free":
         return
     norms = sae.atoms.detach().to(widest(sae.atoms)).norm(dim=-1)
@@ -180,9 +181,8 @@ def _check_norms(path: Path, sae: SAE) -> None:
         worst = int(excess.argmax())
         rule = "1" if sae.constraint == "sphere" else "at most 1"
         raise ValueError(
-            f"{path} has the constraint {sae.constraint!r}, so its atoms must have norm {rule} (to {tolerance:g}); "
-            f"{int((excess > tolerance).sum())} of {sae.d_sae} do not, atom {worst} has {norms[worst]:.6g}: "
-            'open it as it is with load(path, constraint="free")'
+            f"{trouble}: under the constraint {sae.constraint!r} atoms must have norm {rule} (to {tolerance:g}); "
+            f"{int((excess > tolerance).sum())} of {sae.d_sae} do not, atom {worst} has {norms[worst]:.6g}: {remedy}"
         )
 
 

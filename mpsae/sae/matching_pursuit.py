@@ -77,5 +77,8 @@ class MatchingPursuitSAE(SAE):
 
     @classmethod
     def from_settings(cls, settings: dict[str, Any]) -> Self:
-        arguments: dict[str, Any] = settings | {"stop": Stop(**settings["stop"])}
+        stop = settings["stop"]
+        if not isinstance(stop, dict) or stop.keys() != asdict(Stop(1)).keys():
+            raise ValueError(f"stop must have the keys {', '.join(asdict(Stop(1)))}; got {stop!r}")
+        arguments: dict[str, Any] = settings | {"stop": Stop(**stop)}
         return cls(**arguments)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, Self
 
 import torch
@@ -25,10 +25,10 @@ class Runs(nn.Module):
     >>> runs[3].save("runs/seed-3")          # one SAE, whose tensors are run 3's own
     """
 
-    def __init__(self, saes: Sequence[SAE]) -> None:
+    def __init__(self, saes: Iterable[SAE]) -> None:
         super().__init__()
-        if not saes:
-            raise ValueError("Runs needs at least one SAE; got none")
+        if isinstance(saes, SAE) or not (saes := list(saes)):
+            raise ValueError(f"Runs needs a list of at least one SAE; got {saes!r}")
         shared = [_shared(sae) for sae in saes]
         for i, other in enumerate(shared):
             differ = [name for name in shared[0] | other if shared[0].get(name) != other.get(name)]
@@ -65,8 +65,8 @@ class Runs(nn.Module):
 
     def __getitem__(self, index: int) -> SAE:
         """One run as a single SAE; its tensors are views into the stacked ones."""
-        if not -len(self) <= index < len(self):
-            raise IndexError(f"there are {len(self)} runs; got {index}")
+        if not isinstance(index, int) or not -len(self) <= index < len(self):
+            raise IndexError(f"a run is one of {len(self)}, by its number; got {index!r}")
         sae = copy.copy(self.program)
         sae._kept = type(sae._kept)()
         sae._parameters = {}

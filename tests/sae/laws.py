@@ -229,7 +229,7 @@ class Laws:
             runs[1].atoms.zero_()
         assert not runs.atoms[1].any()
         assert runs.atoms[0].any()
-        with pytest.raises(IndexError, match="there are 2 runs; got 2"):
+        with pytest.raises(IndexError, match="a run is one of 2, by its number; got 2"):
             runs[2]
 
     # Files.
@@ -268,6 +268,8 @@ class Laws:
             (torch.tensor(1.0), f"its last dimension must be {D_IN}"),
             (torch.ones(3, D_IN, dtype=torch.int64), r"use x\.float\(\)"),
             (torch.randn(3, D_IN, device="meta"), "move one"),
+            (np.ones((3, D_IN)), r"use torch\.as_tensor\(x\)"),
+            ([1.0] * D_IN, r"use torch\.as_tensor\(x\)"),
         ],
     )
     def test_inputs_of_the_wrong_form_are_refused(self, x, words):

@@ -81,7 +81,11 @@ def replace_tensors(folder, **tensors):
         (lambda folder: replace_tensors(folder, bias=torch.full((4,), torch.nan)), "the bias must be finite; 4 of 4"),
         (lambda folder: edit(folder, lambda a: a["settings"].pop("bias")), "must have the settings"),
         (lambda folder: edit(folder, lambda a: a["settings"].update(d_sae=5)), "expected .*found .*not of one SAE"),
-        (lambda folder: edit(folder, lambda a: a["settings"].update(stop={"steps": 0})), "≥ 1"),
+        (
+            lambda folder: edit(folder, lambda a: a["settings"].update(stop=dict.fromkeys(a["settings"]["stop"], 0))),
+            "≥ 1",
+        ),
+        (lambda folder: edit(folder, lambda a: a["settings"]["stop"].pop("repeat")), "stop must have the keys"),
         (lambda folder: edit(folder, lambda a: a["settings"].update(stop={"leaps": 2})), "leaps"),
     ],
 )
@@ -107,7 +111,13 @@ def test_a_sphere_refuses_other_norms_and_says_how_to_open_them(tmp_path, dtype,
     sae = MatchingPursuitSAE(64, 6, 2)
     with torch.no_grad():
         sae.atoms[4] *= 1 + 3 * tolerance
-    sae.to(dtype).save(tmp_path)
+    sae.to(dtype)
+    with pytest.raises(ValueError, match=r"not saved .*1 of 6 do not, atom 4 has 1\.0.*sae\.constrain_\(\)"):
+        sae.save(tmp_path)
+    assert not list(tmp_path.iterdir())
+    sae.constraint = "free"
+    sae.save(tmp_path)
+    edit(tmp_path, lambda about: about["settings"].update(constraint="sphere"))
     with pytest.raises(ValueError, match=r"1 of 6 do not, atom 4 has 1\.0.*constraint=\"free\""):
         mpsae.load(tmp_path)
     free = mpsae.load(tmp_path, constraint="free")
@@ -129,9 +139,10 @@ def test_a_ball_allows_shorter_atoms_and_refuses_longer_ones(tmp_path):
     mpsae.load(tmp_path)
     with torch.no_grad():
         sae.atoms[0] *= 4
-    sae.save(tmp_path)
     with pytest.raises(ValueError, match="norm at most 1"):
-        mpsae.load(tmp_path)
+        sae.save(tmp_path)
+    sae.constrain_()
+    sae.save(tmp_path)
 
 
 def test_saving_again_replaces_and_leaves_other_files_alone(folder):

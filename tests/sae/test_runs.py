@@ -11,6 +11,14 @@ def runs_of(count=2, **options):
 def test_none_is_refused():
     with pytest.raises(ValueError, match="at least one"):
         Runs([])
+    with pytest.raises(ValueError, match="a list"):
+        Runs(MatchingPursuitSAE(4, 6, 2))
+
+
+def test_any_iterable_of_saes_will_do():
+    assert len(Runs(MatchingPursuitSAE(4, 6, 2, seed=seed) for seed in range(3))) == 3
+    with pytest.raises(IndexError, match="one of 3, by its number"):
+        Runs(MatchingPursuitSAE(4, 6, 2, seed=seed) for seed in range(3))[0:2]
 
 
 def test_inputs_that_are_neither_shared_nor_one_a_run_are_refused():

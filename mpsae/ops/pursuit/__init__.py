@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils import _pytree as pytree
 
-from mpsae.checks import one_of
+from mpsae.checks import one_of, tensor
 from mpsae.codes import Codes
 from mpsae.ops.forward_mode import refuse_forward_mode
 from mpsae.ops.precision import Precision, multiplying
@@ -107,6 +107,8 @@ def pursue_to_floors(
 
 def _checked(x: Tensor, atoms: Tensor) -> torch.dtype:
     """The type to compute in, once rule, values and remedy of what is wrong have been said."""
+    tensor("x", x)
+    tensor("atoms", atoms)
     if atoms.ndim != 2 or not atoms.shape[0] or not atoms.shape[1]:
         raise ValueError(f"atoms are a matrix [d_sae, d_in] of at least one row; got shape {list(atoms.shape)}")
     if not x.ndim or x.shape[-1] != atoms.shape[1]:
@@ -114,10 +116,10 @@ def _checked(x: Tensor, atoms: Tensor) -> torch.dtype:
             f"x is [..., d_in] with the width of the atoms: x has shape {list(x.shape)}, "
             f"atoms {list(atoms.shape)}: the last dimension of x must be {atoms.shape[1]}"
         )
-    for name, tensor in (("x", x), ("atoms", atoms)):
-        if tensor.dtype not in FLOATING:
+    for name, given in (("x", x), ("atoms", atoms)):
+        if given.dtype not in FLOATING:
             known = ", ".join(str(dtype) for dtype in FLOATING)
-            raise ValueError(f"{name} must be of one of {known}; got {tensor.dtype}: use {name}.float()")
+            raise ValueError(f"{name} must be of one of {known}; got {given.dtype}: use {name}.float()")
     if x.device != atoms.device:
         raise ValueError(f"x and atoms must be on one device; x is on {x.device}, atoms on {atoms.device}: move one")
     return widest(x, atoms)
@@ -125,7 +127,7 @@ def _checked(x: Tensor, atoms: Tensor) -> torch.dtype:
 
 def widest(*tensors: Tensor) -> torch.dtype:
     """The type to compute in: the widest of the tensors', at least float32."""
-    return reduce(torch.promote_types, (tensor.dtype for tensor in tensors), torch.float32)
+    return reduce(torch.promote_types, (t.dtype for t in tensors), torch.float32)
 
 
 # The operator. R runs of N inputs each; R is 1 unless `torch.vmap` maps over runs.

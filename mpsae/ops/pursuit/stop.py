@@ -40,9 +40,12 @@ class Stop:
     """End after a pick that was in the support already."""
 
     def __post_init__(self) -> None:
-        whole("the steps of a Stop", self.steps, 1, "a pursuit takes at least one")
+        # A number of numpy's becomes the plain one that it is.
+        object.__setattr__(self, "steps", whole("the steps of a Stop", self.steps, 1, "a pursuit takes at least one"))
         for name in LIMITS:
-            number(f"the {name} of a Stop", getattr(self, name), "0 turns the rule off")
+            object.__setattr__(self, name, number(f"the {name} of a Stop", getattr(self, name), "0 turns the rule off"))
+        if self.relative > 1:
+            raise ValueError(f"the relative of a Stop is a share of the start, at most 1; got {self.relative!r}")
         flag("the repeat of a Stop", self.repeat)
 
     @classmethod

@@ -239,6 +239,8 @@ def test_one_atom_is_a_dictionary():
     ("x", "atoms", "options", "words"),
     [
         (torch.randn(3, 5), torch.randn(7, 6), {}, "the last dimension of x must be 6"),
+        (np.ones((3, 6)), torch.randn(7, 6), {}, r"x must be a torch.Tensor; got ndarray: use torch.as_tensor\(x\)"),
+        (torch.randn(3, 6), [[1.0] * 6], {}, "atoms must be a torch.Tensor; got list"),
         (torch.tensor(1.0), torch.randn(7, 6), {}, "the last dimension of x must be 6"),
         (torch.randn(3, 6), torch.randn(6), {}, r"matrix \[d_sae, d_in\]"),
         (torch.randn(3, 6), torch.randn(0, 6), {}, "at least one row"),

@@ -141,11 +141,19 @@ def test_every_rule_is_decided_per_row_as_the_oracle_decides_it(select):
         ({"steps": 3, "coefficient": float("inf")}, "coefficient"),
         ({"steps": 3, "cosine": "0.1"}, "cosine"),
         ({"steps": 3, "repeat": 1}, "repeat"),
+        ({"steps": 3, "relative": 1.5}, "at most 1; got 1.5"),
     ],
 )
 def test_a_stop_that_makes_no_sense_is_refused(arguments, words):
     with pytest.raises(ValueError, match=words):
         Stop(**arguments)
+
+
+def test_numbers_of_numpy_become_plain_ones():
+    stop = Stop(np.int64(3), relative=np.float64(0.1))
+    assert repr(stop) == "Stop(3, relative=0.1)"
+    assert type(stop.steps) is int
+    assert type(stop.relative) is float
 
 
 def test_a_stop_shows_the_rules_that_are_on():
