@@ -4,9 +4,40 @@ __version__ = "0.1.0"
 
 from mpsae.codes import Codes
 from mpsae.ops.pursuit import Pursuit, Stop, pursue
+from mpsae.sae.batchtopk import BatchTopKSAE
 from mpsae.sae.contract import SAE, Encoding, Output
+from mpsae.sae.controllers import Steering
 from mpsae.sae.folder import load
+from mpsae.sae.jumprelu import JumpReLUSAE
+from mpsae.sae.losses import Auxiliary, Revival
 from mpsae.sae.matching_pursuit import MatchingPursuitSAE
+from mpsae.sae.matryoshka import MatryoshkaSAE
+from mpsae.sae.orthogonal_pursuit import OrthogonalPursuitSAE
+from mpsae.sae.relu import ReLUSAE
+from mpsae.sae.reseed import Reseed, clear_moments_
 from mpsae.sae.runs import Runs
+from mpsae.sae.topk import TopKSAE
 
-__all__ = ["SAE", "Codes", "Encoding", "MatchingPursuitSAE", "Output", "Pursuit", "Runs", "Stop", "load", "pursue"]
+__all__ = [
+    "SAE",
+    "Auxiliary",
+    "BatchTopKSAE",
+    "Codes",
+    "Encoding",
+    "JumpReLUSAE",
+    "MatchingPursuitSAE",
+    "MatryoshkaSAE",
+    "OrthogonalPursuitSAE",
+    "Output",
+    "Pursuit",
+    "ReLUSAE",
+    "Reseed",
+    "Revival",
+    "Runs",
+    "Steering",
+    "Stop",
+    "TopKSAE",
+    "clear_moments_",
+    "load",
+    "pursue",
+]

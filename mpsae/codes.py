@@ -150,13 +150,12 @@ class Codes:
         """Each atom once, its picks added up, the largest magnitude first; atoms that add up to 0 go."""
         if self.order == "magnitude":
             return self
-        # Unused slots get an index past the last atom, so that sorting brings every atom's picks side by side.
-        atoms, by_atom = self.indices.where(self.used, self.d_sae).sort(dim=-1, stable=True)
+        atoms, by_atom = self.indices.sort(dim=-1, stable=True)  # an atom's picks side by side; unused slots add 0
         values = self.values.gather(-1, by_atom)
         group = (atoms.diff(dim=-1, prepend=atoms[..., :1]) != 0).long().cumsum(-1)  # [..., k] 0 0 1 2 2 …
         totals = torch.zeros_like(values).scatter_add(-1, group, values)
-        names = torch.full_like(atoms, self.d_sae).scatter(-1, group, atoms)
-        real = (names < self.d_sae) & (totals != 0)
+        names = torch.zeros_like(atoms).scatter(-1, group, atoms)
+        real = totals != 0
         by_size = totals.abs().where(real, -1.0).sort(dim=-1, descending=True, stable=True).indices
         real = real.gather(-1, by_size)
         return Codes(

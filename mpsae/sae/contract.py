@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, fields, is_dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Self, get_args
+from typing import Any, ClassVar, Self, TypedDict, get_args
 
 import torch
 from torch import Tensor, nn
@@ -18,8 +19,12 @@ from mpsae.checks import flag, one_of, tensor, whole
 from mpsae.codes import Codes
 from mpsae.ops.decode import sum_gathered
 from mpsae.ops.pursuit import FLOATING, Stop, widest
-
-Constraint = Literal["sphere", "ball", "free"]
+from mpsae.sae import losses, reseed
+from mpsae.sae import scaling as _scaling
+from mpsae.sae.constraints import Constraint, constrained, tangent
+from mpsae.sae.losses import Auxiliary, Revival
+from mpsae.sae.reseed import Reseed
+from mpsae.sae.scaling import Scaling
 
 
 @dataclass(frozen=True, eq=False)
@@ -31,7 +36,7 @@ class Encoding:
     pre: Tensor | None = None
     """Pre-activations [..., d_sae]."""
     residual: Tensor | None = None
-    """x − x̂ [..., d_in]."""
+    """What is left of the input as `_encode` got it [..., d_in]; without it, codes are decoded."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,6 +76,27 @@ class _Kept(dict[str, Any]):
         return _Kept, ()  # a deep copy has atoms of its own, and starts with nothing kept
 
 
+class Shared(TypedDict, total=False):
+    """What every SAE can be told; the defaults are those of `SAE`."""
+
+    constraint: Constraint
+    """Norms of the atoms: 1, at most 1, or free."""
+    tangent: bool
+    """Whether gradients lose their part along each atom, which a projection would undo."""
+    bias: bool
+    """Whether the bias is learned; else it is 0."""
+    seed: int
+    """Decides the start, and whatever the SAE draws."""
+    scaling: Scaling
+    """What is done to inputs before they are read."""
+    auxiliary: Auxiliary | None
+    """The auxiliary loss on silent atoms."""
+    revival: Revival | None
+    """The nudge to atoms that fire for no input of a batch."""
+    reseed: Reseed | None
+    """Atoms made anew."""
+
+
 class SAE(nn.Module):
     """A sparse autoencoder: atoms [d_sae, d_in], bias [d_in]; a variant writes `_encode` and what it means to read it.
 
@@ -86,25 +112,46 @@ class SAE(nn.Module):
     """Parameters with one row an atom."""
     setting_buffers: tuple[str, ...] = ()
     """Buffers that hold numbers of the settings: they keep their type wherever the SAE goes; sae.json has them."""
+    options: ClassVar[dict[str, Any]] = {"auxiliary": Auxiliary, "revival": Revival, "reseed": Reseed}
+    """Arguments that are dataclasses."""
 
     atoms: nn.Parameter
     bias: Tensor
     silent: Tensor
 
-    def __init__(self, d_in: int, d_sae: int, *, constraint: Constraint, bias: bool, seed: int) -> None:
+    def __init__(
+        self,
+        d_in: int,
+        d_sae: int,
+        *,
+        constraint: Constraint = "sphere",
+        tangent: bool = False,
+        bias: bool = True,
+        seed: int = 0,
+        scaling: Scaling = "none",
+        auxiliary: Auxiliary | None = None,
+        revival: Revival | None = None,
+        reseed: Reseed | None = None,
+    ) -> None:
         super().__init__()
         self.d_in, self.d_sae = whole("d_in", d_in, 1), whole("d_sae", d_sae, 1)
         self.constraint = one_of("constraint", constraint, get_args(Constraint))
-        self.seed = whole("seed", seed, 0)
-        flag("bias", bias)
+        self.tangent, self.seed = flag("tangent", tangent), whole("seed", seed, 0)
+        self.scaling = one_of("scaling", scaling, get_args(Scaling))
+        self.auxiliary, self.revival, self.reseed = auxiliary, revival, reseed
         rows = torch.randn(self.d_sae, self.d_in, generator=_own_stream(self.seed))
         self.atoms = nn.Parameter(nn.functional.normalize(rows, dim=-1))
-        if bias:
+        if flag("bias", bias):
             self.bias = nn.Parameter(torch.zeros(d_in))
         else:
             self.register_buffer("bias", torch.zeros(d_in))
-        # Inputs seen since each atom last fired.
+        # Inputs seen since each atom last fired; inputs each atom fired for since atoms were last made anew.
         self.register_buffer("silent", torch.zeros(d_sae, dtype=torch.int64))
+        if reseed is not None:
+            self.register_buffer("fired", torch.zeros(d_sae, dtype=torch.int64))
+        _scaling.register_(self, scaling)
+        self.is_fitted = False  # has the scaling been taken from data
+        self.removed_mean: tuple[float, ...] | None = None  # by a scaling that was folded into the tensors
         self.updates = 0
         self._is_reading = False  # made by `at`
         self._kept = _Kept()
@@ -122,16 +169,45 @@ class SAE(nn.Module):
         """Set this SAE, a copy made by `at`, to another stop; refused where there is no pursuit."""
         raise ValueError(f"{type(self).__name__} makes no pursuit, so stop means nothing to it: use k")
 
+    def _renew_(self, mask: Tensor, directions: Tensor) -> None:
+        """Start the atoms in `mask` [d_sae] again at `directions` [d_sae, d_in]; variants add their own parameters."""
+        self.atoms.copy_(directions.where(mask[:, None], self.atoms.to(directions.dtype)))
+        self.silent.masked_fill_(mask, 0)
+
+    def _fold_(self, shift: Tensor, scale: Tensor) -> None:
+        """Read x where (x − shift) · scale was read; a variant adds what is in units of the input."""
+        self.bias.copy_(self.bias / scale + shift)
+
+    # Settings: every argument of the constructor is an attribute of the same name.
+
+    @classmethod
+    def setting_names(cls) -> list[str]:
+        """The arguments of the constructor."""
+        names: list[str] = []
+        for parameter in inspect.signature(cls).parameters.values():
+            names += [*Shared.__annotations__] if parameter.kind is parameter.VAR_KEYWORD else [parameter.name]
+        return names
+
     def settings(self) -> dict[str, Any]:
         """The arguments that make this SAE again, as JSON knows them."""
-        learned = isinstance(self.bias, nn.Parameter)
-        return {"d_in": self.d_in, "d_sae": self.d_sae, "constraint": self.constraint, "bias": learned,
-                "seed": self.seed}  # fmt: skip
+        values = {name: getattr(self, name) for name in self.setting_names()}
+        values["bias"] = isinstance(self.bias, nn.Parameter)
+        return {
+            name: asdict(value) if is_dataclass(value) and not isinstance(value, type) else value
+            for name, value in values.items()
+        }
 
     @classmethod
     def from_settings(cls, settings: dict[str, Any]) -> Self:
         """The SAE that has these `settings`, at its random start."""
-        return cls(**settings)
+        arguments = dict(settings)
+        for name, kind in cls.options.items():
+            if (given := settings.get(name)) is not None:
+                keys = [field.name for field in fields(kind)]
+                if not isinstance(given, dict) or given.keys() != set(keys):
+                    raise ValueError(f"{name} must have the keys {', '.join(keys)}; got {given!r}")
+                arguments[name] = kind(**given)
+        return cls(**arguments)
 
     @staticmethod
     def _wide(*tensors: Tensor) -> list[Tensor]:
@@ -141,14 +217,26 @@ class SAE(nn.Module):
 
     # Reading.
 
+    @property
+    def dictionary(self) -> Tensor:
+        """The atoms as they are computed with: as they are, with the gradient that `tangent` asks for."""
+        return tangent(self.atoms) if self.tangent else self.atoms
+
     def forward(self, x: Tensor) -> Output:
         """Codes and reconstruction of x [..., d_in]; reads no values, so that a training step never waits."""
         self._check_form(x)
-        encoding = self._encode(x)
+        shift, scale = _scaling.shift_and_scale(self, x)
+        read = _scaling.applied(x, shift, scale)
+        encoding = self._encode_revived(read)
         if encoding.residual is not None:
-            return Output(x - encoding.residual, encoding.residual, encoding.acts, encoding.pre)
-        x_hat = self.decode(encoding.acts)
+            residual = _scaling.undone(encoding.residual, None, scale)
+            return Output(x - residual, residual, encoding.acts, encoding.pre)
+        x_hat = _scaling.undone(self._written(encoding.acts), shift, scale)
         return Output(x_hat, x - x_hat, encoding.acts, encoding.pre)
+
+    def _encode_revived(self, x: Tensor) -> Encoding:
+        """`_encode`; a variant that has pre-activations adds the nudge of `Revival(how="added")`."""
+        return self._encode(x)
 
     def encode(self, x: Tensor, *, k: int | None = None, stop: Stop | int | None = None) -> Codes:
         """Codes of x [..., d_in]; with `k` or `stop`, as `at` reads them. Refuses NaN and Inf.
@@ -168,17 +256,21 @@ class SAE(nn.Module):
         """Activations as inference has them, whatever mode this SAE is in."""
         reading = copy.copy(self)
         reading.training = False
-        return reading._encode(x).acts
+        return reading._encode(_scaling.applied(x, *_scaling.shift_and_scale(reading, x))).acts
 
     def decode(self, codes: Codes | Tensor) -> Tensor:
         """x̂ [..., d_in] of codes: gathered atoms, never dense; or of dense activations [..., d_sae]."""
         width = codes.d_sae if isinstance(codes, Codes) else codes.shape[-1]
         if width != self.d_sae:
             raise ValueError(f"the codes are of {width} atoms, this SAE has {self.d_sae}: decode with their own SAE")
-        if isinstance(codes, Codes):
-            return sum_gathered(codes.values, codes.indices, self.atoms) + self.bias
-        codes, atoms = self._wide(codes, self.atoms)
-        return codes @ atoms + self.bias
+        return _scaling.undone(self._written(codes), *_scaling.shift_and_scale(self, None))
+
+    def _written(self, acts: Codes | Tensor) -> Tensor:
+        """What the codes write, before the scaling is undone."""
+        if isinstance(acts, Codes):
+            return sum_gathered(acts.values, acts.indices, self.dictionary) + self.bias
+        acts, atoms = self._wide(acts, self.dictionary)
+        return acts @ atoms + self.bias
 
     def at(self, *, k: int | None = None, stop: Stop | int | None = None) -> Self:
         """The same tensors in eval mode, read at another sparsity: with k atoms an input, or until `stop` says."""
@@ -221,28 +313,71 @@ class SAE(nn.Module):
     # Training.
 
     def losses(self, x: Tensor, output: Output) -> dict[str, Tensor]:
-        """Every weighted term of the loss; their sum is trained."""
-        return {"reconstruction": output.residual.square().sum(-1).mean()}
+        """Every weighted term of the loss; their sum is trained. Errors are those of the scaled inputs."""
+        residual = self._scaled_residual(x, output)
+        terms = {"reconstruction": self._reconstruction(x, output, residual)}
+        if self.auxiliary is not None:
+            pre = output.pre if output.pre is not None else residual.detach() @ self.dictionary.T
+            k = max(self.d_in // 2, 1) if self.auxiliary.k is None else self.auxiliary.k
+            error = losses.auxiliary(residual, pre, self.silent > self.auxiliary.after, self.dictionary, k)
+            terms["auxiliary"] = self.auxiliary.weight * error
+        if self.revival is not None and self.revival.how == "gradient":
+            lifted = self._mean_pre(x, output).where(~self._fired(output.acts), 0.0)
+            terms["revival"] = -self.revival.weight * lifted.sum()
+        return terms
+
+    def _reconstruction(self, x: Tensor, output: Output, residual: Tensor) -> Tensor:
+        """The error that is trained, of the scaled residual."""
+        return losses.squared_error(residual)
+
+    def _scaled_residual(self, x: Tensor, output: Output) -> Tensor:
+        return _scaling.applied(output.residual, None, _scaling.shift_and_scale(self, x)[1])
+
+    def _residual_of(self, x: Tensor, acts: Codes | Tensor) -> Tensor:
+        """The scaled residual that other activations of the same input leave."""
+        return _scaling.applied(x, *_scaling.shift_and_scale(self, x)) - self._written(acts)
+
+    def _mean_pre(self, x: Tensor, output: Output) -> Tensor:
+        """The mean pre-activation of every atom [d_sae]; of a pursuit, its correlation with the centred input."""
+        if output.pre is not None:
+            return output.pre.reshape(-1, self.d_sae).mean(0)
+        read = _scaling.applied(x, *_scaling.shift_and_scale(self, x))
+        return self.dictionary @ (read.reshape(-1, self.d_in).mean(0) - self.bias).to(self.atoms.dtype)
 
     @torch.no_grad()
     def update_(self, x: Tensor, output: Output) -> Tensor | None:
-        """What follows each optimiser step: the constraint on the atoms, the silent counters.
+        """What follows each optimiser step: constraint, counters, running scales, atoms made anew.
 
         Returns the mask [d_sae] of atoms made anew, whose optimiser moments the loop clears; None where there are none.
         """
+        residual = self._scaled_residual(x, output)  # of the scale that the batch was read with
+        read = _scaling.applied(x, *_scaling.shift_and_scale(self, x))
         self.constrain_()
-        fired = self._fired(output.acts)
         inputs = x.shape[:-1].numel()
-        self.silent.copy_((self.silent + inputs).where(~fired, 0))
+        self.silent.copy_((self.silent + inputs).where(~self._fired(output.acts), 0))
+        if self.scaling == "norm":
+            self.get_buffer("mean_norm").copy_(_scaling.next_mean_norm(self, x))
         self.updates += 1
-        return None
+        if self.reseed is None:
+            return None
+        fired = self.get_buffer("fired")
+        fired.add_(self._fired_inputs(output.acts))
+        if not self.reseed.is_due(self.updates):
+            return None
+        mask = reseed.choose(self.atoms, fired, self.reseed.bound)
+        rows = (read - self.bias).reshape(-1, self.d_in), residual.reshape(-1, self.d_in)
+        directions, mask = reseed.worst_directions(*rows, mask)
+        self._renew_(mask, directions)
+        fired.zero_()
+        return mask
 
     @torch.no_grad()
     def init_from_data_(self, x: Tensor, *, seed: int | None = None) -> Self:
         """Start from data: the bias at the mean of x [B, d_in], the atoms at the directions of random rows from it."""
         self._check_form(x)
         self._check_values(x)
-        x = x.reshape(-1, self.d_in).to(self.atoms.device, torch.promote_types(x.dtype, torch.float32))
+        x = _scaling.applied(x, *_scaling.shift_and_scale(self, x))
+        x = x.reshape(-1, self.d_in).to(widest(x))
         mean = x.mean(0) if isinstance(self.bias, nn.Parameter) else x.new_zeros(self.d_in)
         rows = x - mean
         rows = rows[rows.norm(dim=-1) > 1e-6 * x.norm(dim=-1)]
@@ -253,26 +388,41 @@ class SAE(nn.Module):
             )
         seed = self.seed if seed is None else whole("seed", seed, 0)
         chosen = torch.randperm(len(rows), generator=_own_stream(seed))[: self.d_sae].to(rows.device)
-        self.atoms.copy_(nn.functional.normalize(rows[chosen], dim=-1))
+        everything = torch.ones(self.d_sae, dtype=torch.bool, device=rows.device)
+        self._renew_(everything, nn.functional.normalize(rows[chosen], dim=-1))
         self.bias.copy_(mean)
         return self
+
+    def fit_scaling_(self, x: Tensor) -> Self:
+        """Take the shift and scale of `scaling="scalar"` or `"standard"` from data x [B, d_in]."""
+        self._check_form(x)
+        self._check_values(x)
+        if self.scaling not in ("scalar", "standard"):
+            raise ValueError(
+                f'scaling={self.scaling!r} takes nothing from data: make the SAE with "scalar" or "standard"'
+            )
+        _scaling.fit_(self, x)
+        return self
+
+    def folded(self) -> SAE:
+        """This SAE with its scaling worked into its tensors, where that is exact: it reads x as given."""
+        return _scaling.folded(self)
 
     @torch.no_grad()
     def constrain_(self) -> None:
         """Bring the atoms to the norms that the constraint asks for."""
-        atoms = self.atoms.to(widest(self.atoms))
-        norms = atoms.norm(dim=-1, keepdim=True)
-        if self.constraint == "sphere":
-            self.atoms.copy_(atoms / norms.clamp(min=torch.finfo(norms.dtype).tiny))
-        elif self.constraint == "ball":
-            self.atoms.copy_(atoms / norms.clamp(min=1.0))
+        self.atoms.copy_(constrained(self.atoms.to(widest(self.atoms)), self.constraint))
 
     def _fired(self, acts: Codes | Tensor) -> Tensor:
         """Which atoms fired for any of the inputs [d_sae]."""
+        return self._fired_inputs(acts) > 0
+
+    def _fired_inputs(self, acts: Codes | Tensor) -> Tensor:
+        """For how many inputs each atom fired [d_sae]; an atom that is picked again counts again."""
         if not isinstance(acts, Codes):
-            return (acts.reshape(-1, self.d_sae) != 0).any(0)
+            return (acts.reshape(-1, self.d_sae) != 0).sum(0)
         picks = acts.used.long().flatten()
-        return picks.new_zeros(self.d_sae).scatter_add(0, acts.indices.long().flatten(), picks) > 0
+        return picks.new_zeros(self.d_sae).scatter_add(0, acts.indices.long().flatten(), picks)
 
     # Files.
 

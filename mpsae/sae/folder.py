@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import hashlib
-import inspect
 import json
 import re
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import torch
@@ -15,21 +15,40 @@ from torch import Tensor
 import mpsae
 from mpsae import files
 from mpsae.ops.pursuit import widest
+from mpsae.sae.batchtopk import BatchTopKSAE
 from mpsae.sae.contract import SAE, Constraint
+from mpsae.sae.jumprelu import JumpReLUSAE
 from mpsae.sae.matching_pursuit import MatchingPursuitSAE
+from mpsae.sae.matryoshka import MatryoshkaSAE
+from mpsae.sae.orthogonal_pursuit import OrthogonalPursuitSAE
+from mpsae.sae.relu import ReLUSAE
+from mpsae.sae.topk import TopKSAE
 
 VERSION = 1
-KINDS: dict[str, type[SAE]] = {variant.kind: variant for variant in (MatchingPursuitSAE,)}
+VARIANTS = (
+    MatchingPursuitSAE, OrthogonalPursuitSAE, ReLUSAE, TopKSAE, BatchTopKSAE, JumpReLUSAE, MatryoshkaSAE,
+)  # fmt: skip
+KINDS: dict[str, type[SAE]] = {variant.kind: variant for variant in VARIANTS}
 WEIGHTS = re.compile(r"sae-[0-9a-f]{16}\.safetensors")
 NORM_TOLERANCE = {torch.bfloat16: 4e-3, torch.float16: 1e-3}
 """By how much the norm of a stored unit atom may differ from 1; 1e-4 where nothing is listed."""
-FORM = {"version": int, "kind": str, "settings": dict, "updates": int, "weights": dict, "made_with": dict}
+FORM = {
+    "version": int,
+    "kind": str,
+    "settings": dict,
+    "updates": int,
+    "removed_mean": (list, NoneType),
+    "weights": dict,
+    "made_with": dict,
+}
 """The keys of sae.json and what each holds."""
 
 
 def save(sae: SAE, path: Path) -> None:
-    """Write the folder. An SAE that was there before stays whole until the new one is."""
+    """Write the folder, scaling folded where that is exact. An SAE that was there stays whole until the new one is."""
     import safetensors.torch
+
+    sae = sae.folded()
 
     sae._check_tensors()
     _check_norms(sae, f"not saved to {path}", "sae.constrain_() brings them to it, and sae.update_() after each update")
@@ -47,6 +66,7 @@ def save(sae: SAE, path: Path) -> None:
             "kind": sae.kind,
             "settings": sae.settings(),
             "updates": sae.updates,
+            "removed_mean": None if sae.removed_mean is None else list(sae.removed_mean),
             "weights": {"file": weights.name, "bytes": len(data), "sha256": digest},
             "made_with": {"mpsae": mpsae.__version__, "torch": str(torch.__version__)},
         },
@@ -75,6 +95,8 @@ def load(path: str | Path, *, device: str | torch.device = "cpu", constraint: Co
         )
     sae.load_state_dict(tensors | {name: sae.get_buffer(name) for name in sae.setting_buffers}, assign=True)
     sae.updates = about["updates"]
+    sae.removed_mean = None if about["removed_mean"] is None else tuple(map(float, about["removed_mean"]))
+    sae.is_fitted = sae.scaling in ("scalar", "standard")
     try:
         sae._check_tensors()
     except ValueError as error:
@@ -113,7 +135,7 @@ def _described(path: Path) -> dict[str, Any]:
     return about
 
 
-def _misfit(found: dict[str, Any], form: dict[str, type], within: str = "") -> str:
+def _misfit(found: dict[str, Any], form: dict[str, Any], within: str = "") -> str:
     """What of `found` is not of the form; empty where all is."""
     if found.keys() != form.keys():
         return f"it needs {within}{{{', '.join(form)}}} and has {within}{{{', '.join(map(str, found))}}}"
@@ -138,7 +160,7 @@ def _tensors(path: Path, weights: dict[str, Any]) -> dict[str, Tensor]:
             f"{path} is an SAE's folder without weights: {file.name} is missing; {_contents(path)}: copy it again"
         )
     data = file.read_bytes()
-    if len(data) != weights["bytes"] or hashlib.sha256(data).hexdigest() != weights["sha256"]:
+    if hashlib.sha256(data).hexdigest() != weights["sha256"]:
         raise ValueError(
             f"{file} was damaged or cut short: sae.json says {weights['bytes']} bytes with SHA-256 "
             f"{weights['sha256'][:16]}…, the file has {len(data)} bytes and another content: copy the folder again"
@@ -157,7 +179,7 @@ def _built(path: Path, about: dict[str, Any], constraint: Constraint | None) -> 
             "upgrade mpsae"
         )
     variant = KINDS[about["kind"]]
-    settings, known = about["settings"], set(inspect.signature(variant).parameters)
+    settings, known = about["settings"], set(variant.setting_names())
     if settings.keys() != known:
         raise ValueError(
             f"{path / 'sae.json'} must have the settings {sorted(known)} for an SAE of kind {about['kind']!r}; "

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
-from typing import Any, Self, get_args
+from typing import Unpack, get_args
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from torch import Tensor
 from mpsae.checks import one_of
 from mpsae.ops.pursuit import Select, Stop, pursue_to_floors
 from mpsae.ops.pursuit.stop import LIMITS, make_floors
-from mpsae.sae.contract import SAE, Constraint, Encoding
+from mpsae.sae.contract import SAE, Encoding, Shared
 
 
 class MatchingPursuitSAE(SAE):
@@ -25,21 +24,16 @@ class MatchingPursuitSAE(SAE):
 
     kind = "mp"
     setting_buffers = ("bounds",)
+    options = SAE.options | {"stop": Stop}
     bounds: Tensor
 
     def __init__(
-        self,
-        d_in: int,
-        d_sae: int,
-        stop: Stop | int,
-        *,
-        constraint: Constraint = "sphere",
-        select: Select = "positive",
-        bias: bool = True,
-        seed: int = 0,
+        self, d_in: int, d_sae: int, stop: Stop | int, *, select: Select = "positive", **shared: Unpack[Shared]
     ) -> None:
-        super().__init__(d_in, d_sae, constraint=constraint, bias=bias, seed=seed)
+        super().__init__(d_in, d_sae, **shared)
         self.select: Select = one_of("select", select, get_args(Select))
+        if self.revival is not None and self.revival.how == "added":
+            raise ValueError('a pursuit has no pre-activations to add to: use Revival(how="gradient")')
         # Schedules write the bounds in place; float64, so that a bound read back is the number that was given.
         self.register_buffer("bounds", torch.zeros(len(LIMITS), dtype=torch.float64))
         self._read_with_stop_(Stop.of(stop))
@@ -50,9 +44,9 @@ class MatchingPursuitSAE(SAE):
         return Stop(self.k, *self.bounds.tolist(), repeat=self.repeat)
 
     def _encode(self, x: Tensor) -> Encoding:
-        x, atoms, bias = self._wide(x, self.atoms, self.bias)
+        x, atoms, bias = self._wide(x, self.dictionary, self.bias)
         centred = x - bias
-        found = pursue_to_floors(
+        found = self._pursue(
             centred,
             atoms,
             make_floors(centred, self.bounds.unbind()),
@@ -62,6 +56,8 @@ class MatchingPursuitSAE(SAE):
         )
         return Encoding(found.codes, residual=found.residual)
 
+    _pursue = staticmethod(pursue_to_floors)
+
     def _read_with_k_(self, k: int) -> None:
         self.k = k
 
@@ -69,16 +65,10 @@ class MatchingPursuitSAE(SAE):
         self.k, self.repeat = stop.steps, stop.repeat
         self.bounds = torch.tensor(stop.limits, dtype=torch.float64, device=self.bounds.device)
 
-    def settings(self) -> dict[str, Any]:
-        return super().settings() | {"stop": asdict(self.stop), "select": self.select}
+    def _fold_(self, shift: Tensor, scale: Tensor) -> None:
+        super()._fold_(shift, scale)
+        for name in ("residual", "coefficient"):  # the rules in units of the input
+            self.bounds[LIMITS.index(name)] /= scale
 
     def extra_repr(self) -> str:
         return f"{super().extra_repr()}, stop={self.stop}, select={self.select!r}"
-
-    @classmethod
-    def from_settings(cls, settings: dict[str, Any]) -> Self:
-        stop = settings["stop"]
-        if not isinstance(stop, dict) or stop.keys() != asdict(Stop(1)).keys():
-            raise ValueError(f"stop must have the keys {', '.join(asdict(Stop(1)))}; got {stop!r}")
-        arguments: dict[str, Any] = settings | {"stop": Stop(**stop)}
-        return cls(**arguments)

@@ -74,7 +74,7 @@ class Runs(nn.Module):
             sae._parameters[name] = nn.Parameter(stacked.detach()[index], stacked.requires_grad)
         sae._buffers = {name: stacked[index] for name, stacked in self.named_buffers()}
         sae.seed = self.seeds[index]
-        return sae.train(self.training)
+        return sae
 
     def __iter__(self) -> Iterator[SAE]:
         return (self[i] for i in range(len(self)))

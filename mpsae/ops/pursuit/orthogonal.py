@@ -6,15 +6,44 @@ so memory is O(inputs · (k² + d_in)); atoms are gathered one slot at a time, n
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from mpsae.ops.precision import multiplying
+from mpsae.checks import one_of
+from mpsae.codes import Codes
+from mpsae.ops.forward_mode import refuse_forward_mode
+from mpsae.ops.precision import Precision, multiplying
+from mpsae.ops.pursuit import Pursuit, Select
 from mpsae.ops.pursuit.reference import row_norms
 from mpsae.ops.runs import as_table, fold_into_runs
+
+
+def pursue_orthogonal_to_floors(
+    x: Tensor,
+    atoms: Tensor,
+    floors: Tensor,
+    *,
+    steps: int,
+    repeat: bool,
+    select: Select,
+    precision: Precision = "exact",
+) -> Pursuit:
+    """As `pursue_to_floors`, orthogonal; x [..., d_in], atoms [d_sae, d_in], floors [..., 3]."""
+    one_of("select", select, get_args(Select))
+    one_of("precision", precision, get_args(Precision))
+    if repeat:
+        raise ValueError("an orthogonal pursuit never picks an atom twice: leave repeat=True out of its Stop")
+    refuse_forward_mode("orthogonal pursuit", x, atoms)
+    leading, (d_sae, d_in) = x.shape[:-1], atoms.shape
+    values, indices, lengths, residual, _ = pursue_orthogonal(
+        x.reshape(1, -1, d_in), atoms[None], floors.reshape(1, -1, 3), steps, select, precision
+    )
+    slots = (*leading, steps)
+    codes = Codes(values.reshape(slots), indices.reshape(slots), lengths.reshape(leading), d_sae, "orthogonal")
+    return Pursuit(codes, residual.reshape(*leading, d_in))
 
 
 @torch.library.custom_op("mpsae::pursue_orthogonal", mutates_args=())

@@ -1,0 +1,42 @@
+"""Steering a penalty toward a wanted ℓ0."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mpsae.checks import flag, number, whole
+
+
+@dataclass(frozen=True)
+class Steering:
+    """How the weight of an ℓ1 penalty follows the ℓ0 of the batches.
+
+    >>> ReLUSAE(20, 20, l0=1.36, l1=0.1, steering=Steering(rate=3e-4, ramp=3000))     # the synthetic study's
+    >>> ReLUSAE(768, 19200, l0=32, steering=Steering(one_sided=True))                # the vision study's
+    """
+
+    rate: float = 3e-4
+    """Each update the weight grows or shrinks by this share."""
+    ramp: int = 0
+    """Updates over which the weight rises from 0; it is steered after them."""
+    one_sided: bool = False
+    """Only raised, in updates whose batch exceeds the wanted ℓ0; never lowered."""
+
+    def __post_init__(self) -> None:
+        number("the rate of Steering", self.rate)
+        whole("the ramp of Steering", self.ramp, 0)
+        flag("the one_sided of Steering", self.one_sided)
+
+    def next_weight(self, weight: Tensor, l0: Tensor, wanted: float, updates: int) -> Tensor:
+        """The weight after a batch of mean `l0`."""
+        if updates < self.ramp:
+            return weight
+        lower = 1.0 if self.one_sided else 1 - self.rate
+        return weight * torch.where(l0 > wanted, 1 + self.rate, lower).to(weight.dtype)
+
+    def share(self, updates: int) -> float:
+        """How much of the weight holds at this update."""
+        return min((updates + 1) / self.ramp, 1.0) if self.ramp else 1.0
