@@ -317,7 +317,10 @@ class SAE(nn.Module):
         residual = self._scaled_residual(x, output)
         terms = {"reconstruction": self._reconstruction(x, output, residual)}
         if self.auxiliary is not None:
-            pre = output.pre if output.pre is not None else residual.detach() @ self.dictionary.T
+            pre = output.pre
+            if pre is None:
+                left, atoms = self._wide(residual.detach(), self.dictionary)
+                pre = left @ atoms.T
             k = max(self.d_in // 2, 1) if self.auxiliary.k is None else self.auxiliary.k
             error = losses.auxiliary(residual, pre, self.silent > self.auxiliary.after, self.dictionary, k)
             terms["auxiliary"] = self.auxiliary.weight * error

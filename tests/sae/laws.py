@@ -68,7 +68,7 @@ class Laws:
         gathered = sae.decode(Codes(values, codes.indices, codes.lengths, codes.d_sae, codes.order))
         dense = torch.zeros(len(x), D_SAE, dtype=x.dtype).scatter_add(-1, codes.indices.long(), values)
         ours = torch.autograd.grad(gathered.square().sum(), parameters)
-        theirs = torch.autograd.grad((dense @ sae.atoms + sae.bias).square().sum(), parameters)
+        theirs = torch.autograd.grad((dense @ sae.dictionary + sae.bias).square().sum(), parameters)
         for mine, other in zip(ours, theirs, strict=True):
             torch.testing.assert_close(mine, other)
 

@@ -3,7 +3,7 @@
 The floors for pursuit, TopK and BatchTopK are what plain independent runs had been seen to reach. Those of the others
 were fixed before ours was first run: .01 to .02 below the lowest of three seeds of the plain implementations in
 `plain.py` (`plain.learn`; ReLU with λ steered to ℓ0 5: .938, .938, .947; JumpReLU: .904, .911, .891; Matryoshka with
-sizes 32, 64, 128, 256: .784, .784, .795; OMP: .963 and up).
+sizes 32, 64, 128, 256: .784, .784, .795; OMP: .963, .957, .939).
 """
 
 import pytest
@@ -21,7 +21,7 @@ SAES = {
         0.98,
         lambda seed: mpsae.MatchingPursuitSAE(64, 256, 5, seed=seed, reseed=Reseed(every=200, bound=0.7, until=4500)),
     ),
-    "omp": (0.95, lambda seed: mpsae.OrthogonalPursuitSAE(64, 256, 5, seed=seed)),
+    "omp": (0.92, lambda seed: mpsae.OrthogonalPursuitSAE(64, 256, 5, seed=seed)),
     "topk": (0.91, lambda seed: mpsae.TopKSAE(64, 256, 5, seed=seed)),
     "batchtopk": (0.87, lambda seed: mpsae.BatchTopKSAE(64, 256, 5, seed=seed)),
     "relu": (0.92, lambda seed: mpsae.ReLUSAE(64, 256, l0=5, steering=Steering(rate=1e-3), seed=seed)),
