@@ -21,6 +21,7 @@ lint: $(INSTALLED)
 
 bench: $(INSTALLED)
 	$(BIN)/python benchmarks/pursuit.py
+	$(BIN)/python benchmarks/digits.py
 
 # A CPU build of torch that pip can find locally is taken first; where there is none, the index decides.
 $(INSTALLED): pyproject.toml

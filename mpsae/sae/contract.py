@@ -77,7 +77,7 @@ class _Kept(dict[str, Any]):
 
 
 class Shared(TypedDict, total=False):
-    """What every SAE can be told; the defaults are those of `SAE`."""
+    """What every SAE can be told; the defaults are those of `SAE`, for linear encoders `constraint="free"`."""
 
     constraint: Constraint
     """Norms of the atoms: 1, at most 1, or free."""

@@ -16,6 +16,7 @@ class LinearSAE(SAE):
     """pre = W (x − b) + c, codes = activation(pre); a variant writes `_activate`.
 
     W starts at the atoms, c at 0. With `centred=False` the encoder reads x itself, as in the authors' synthetic code.
+    Norms of the atoms are free unless told otherwise: bringing them to 1 after every update costs recovery.
     """
 
     atomwise = ("atoms", "encoder", "encoder_bias")
@@ -23,6 +24,7 @@ class LinearSAE(SAE):
     """Set by `at`: the k largest of what is active."""
 
     def __init__(self, d_in: int, d_sae: int, *, centred: bool = True, **shared: Unpack[Shared]) -> None:
+        shared.setdefault("constraint", "free")
         super().__init__(d_in, d_sae, **shared)
         self.centred = flag("centred", centred)
         self.encoder = nn.Parameter(self.atoms.detach().clone())

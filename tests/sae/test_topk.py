@@ -14,7 +14,7 @@ class TestTopK(Laws):
 
 class TestMultiTopK(Laws):
     def make(self, seed=0, **options):
-        return TopKSAE(D_IN, D_SAE, K, multi=0.125, constraint="free", seed=seed, **options)
+        return TopKSAE(D_IN, D_SAE, K, multi=0.125, constraint="sphere", seed=seed, **options)
 
     def test_the_reconstruction_loss_sums_coordinates_and_averages_inputs(self):
         pass  # adds the error at 4 k: test_values_losses_and_gradients_are_those_of_the_formulas
