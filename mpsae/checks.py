@@ -37,6 +37,13 @@ def flag(name: str, value: Any) -> bool:
     return value
 
 
+def option(name: str, value: Any, kind: type) -> Any:
+    """`value`, if it is of the dataclass `kind`, or None."""
+    if value is not None and not isinstance(value, kind):
+        raise ValueError(f"{name} must be a {kind.__name__} or None; got {value!r}: use {name}={kind.__name__}(…)")
+    return value
+
+
 def one_of(name: str, value: Any, choices: tuple[str, ...]) -> Any:
     """`value`, if it is one of `choices`."""
     if value not in choices:

@@ -65,6 +65,8 @@ def above(pre: Tensor, threshold: Tensor) -> Tensor:
 
 def next_threshold(threshold: Tensor, acts: Tensor, decay: float, updates: int) -> Tensor:
     """The running mean with the smallest active value of this batch in it; unmoved by a batch with none."""
+    if not acts.numel():
+        return threshold
     smallest = acts.where(acts > 0, torch.inf).amin()
     mean = smallest if updates == 0 else decay * threshold + (1 - decay) * smallest
     return mean.where(smallest.isfinite(), threshold).to(threshold.dtype)

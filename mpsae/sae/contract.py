@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
-from mpsae.checks import flag, one_of, tensor, whole
+from mpsae.checks import flag, one_of, option, tensor, whole
 from mpsae.codes import Codes
 from mpsae.ops.decode import sum_gathered
 from mpsae.ops.pursuit import FLOATING, Stop, widest
@@ -111,7 +111,7 @@ class SAE(nn.Module):
     atomwise: tuple[str, ...] = ("atoms",)
     """Parameters with one row an atom."""
     setting_buffers: tuple[str, ...] = ()
-    """Buffers that hold numbers of the settings: they keep their type wherever the SAE goes; sae.json has them."""
+    """Buffers that hold numbers of the settings: sae.json has them."""
     options: ClassVar[dict[str, Any]] = {"auxiliary": Auxiliary, "revival": Revival, "reseed": Reseed}
     """Arguments that are dataclasses."""
 
@@ -138,7 +138,9 @@ class SAE(nn.Module):
         self.constraint = one_of("constraint", constraint, get_args(Constraint))
         self.tangent, self.seed = flag("tangent", tangent), whole("seed", seed, 0)
         self.scaling = one_of("scaling", scaling, get_args(Scaling))
-        self.auxiliary, self.revival, self.reseed = auxiliary, revival, reseed
+        self.auxiliary = option("auxiliary", auxiliary, Auxiliary)
+        self.revival = option("revival", revival, Revival)
+        self.reseed = option("reseed", reseed, Reseed)
         rows = torch.randn(self.d_sae, self.d_in, generator=_own_stream(self.seed))
         self.atoms = nn.Parameter(nn.functional.normalize(rows, dim=-1))
         if flag("bias", bias):
@@ -149,8 +151,8 @@ class SAE(nn.Module):
         self.register_buffer("silent", torch.zeros(d_sae, dtype=torch.int64))
         if reseed is not None:
             self.register_buffer("fired", torch.zeros(d_sae, dtype=torch.int64))
-        _scaling.register_(self, scaling)
         self.is_fitted = False  # has the scaling been taken from data
+        _scaling.register_(self, scaling)
         self.removed_mean: tuple[float, ...] | None = None  # by a scaling that was folded into the tensors
         self.updates = 0
         self._is_reading = False  # made by `at`
@@ -471,21 +473,28 @@ class SAE(nn.Module):
                 )
 
     def extra_repr(self) -> str:
-        return f"d_in={self.d_in}, d_sae={self.d_sae}, constraint={self.constraint!r}"
+        own = inspect.signature(type(self)).parameters.values()
+        told = {p.name: getattr(self, p.name) for p in own if p.kind is not p.VAR_KEYWORD and p.name != "constraint"}
+        changed = {p.name for p in own if p.name in told and told[p.name] != p.default}
+        shown = [f"{name}={value!r}" for name, value in told.items() if name in changed]
+        return ", ".join([*shown, f"constraint={self.constraint!r}"])
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
         if self._is_reading:
             raise ValueError(
                 "what at() returns shares its tensors with the SAE it reads: move that one, then call at()"
             )
-        with types_kept(self, self.setting_buffers):
+        with buffer_types_kept(self):
             return super()._apply(fn, recurse)
 
 
 @contextmanager
-def types_kept(module: nn.Module, names: tuple[str, ...]) -> Iterator[None]:
-    """Around an nn.Module's `_apply`: the buffers `names` change their device with it, never their type."""
-    before = {name: module.get_buffer(name) for name in names}
+def buffer_types_kept(module: nn.Module) -> Iterator[None]:
+    """Around an nn.Module's `_apply`: buffers change their device with it, never their type.
+
+    What a buffer holds is counted, averaged or steered by small steps, which half precision would round away.
+    """
+    before = dict(module.named_buffers())
     yield
     for name, buffer in before.items():
         module._buffers[name] = buffer.to(module.get_buffer(name).device)

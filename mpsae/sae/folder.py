@@ -5,15 +5,17 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Collection
 from pathlib import Path
 from types import NoneType
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
 import mpsae
 from mpsae import files
+from mpsae.checks import one_of
 from mpsae.ops.pursuit import widest
 from mpsae.sae.batchtopk import BatchTopKSAE
 from mpsae.sae.contract import SAE, Constraint
@@ -57,20 +59,18 @@ def save(sae: SAE, path: Path) -> None:
     digest = hashlib.sha256(data).hexdigest()
     # Named by its content: until sae.json names the new file, it still names the old one.
     weights = path / f"sae-{digest[:16]}.safetensors"
+    about = {
+        "version": VERSION,
+        "kind": sae.kind,
+        "settings": sae.settings(),
+        "updates": sae.updates,
+        "removed_mean": None if sae.removed_mean is None else list(sae.removed_mean),
+        "weights": {"file": weights.name, "bytes": len(data), "sha256": digest},
+        "made_with": {"mpsae": mpsae.__version__, "torch": str(torch.__version__)},
+    }
     files.make_folder(path)
     files.write(weights, data)
-    files.write_json(
-        path / "sae.json",
-        {
-            "version": VERSION,
-            "kind": sae.kind,
-            "settings": sae.settings(),
-            "updates": sae.updates,
-            "removed_mean": None if sae.removed_mean is None else list(sae.removed_mean),
-            "weights": {"file": weights.name, "bytes": len(data), "sha256": digest},
-            "made_with": {"mpsae": mpsae.__version__, "torch": str(torch.__version__)},
-        },
-    )
+    files.write_json(path / "sae.json", about)
     for old in path.glob("sae-*.safetensors"):
         if old != weights and WEIGHTS.fullmatch(old.name):
             old.unlink()
@@ -82,21 +82,23 @@ def load(path: str | Path, *, device: str | torch.device = "cpu", constraint: Co
     >>> sae = mpsae.load("runs/a/saes/mp")
     """
     path = Path(path)
+    if constraint is not None:
+        one_of("constraint", constraint, get_args(Constraint))
     about = _described(path)
     tensors = _tensors(path, about["weights"])
     sae = _built(path, about, constraint)
-    expected = _forms({name: t for name, t in sae.state_dict().items() if name not in sae.setting_buffers})
-    found = _forms(tensors)
-    if found != expected or len({t.dtype for t in tensors.values() if t.is_floating_point()}) > 1:
+    parameters = dict(sae.named_parameters()).keys()
+    expected = _forms({n: t for n, t in sae.state_dict().items() if n not in sae.setting_buffers}, parameters)
+    found = _forms(tensors, parameters)
+    if found != expected or len({t.dtype for name, t in tensors.items() if name in parameters}) > 1:
         raise ValueError(
             f"{path / about['weights']['file']} does not hold the tensors of the SAE that sae.json describes: "
-            f"expected {expected}, all floating ones of one type, found {found}: the two files are not of one SAE; "
+            f"expected {expected}, parameters of one type, found {found}: the two files are not of one SAE; "
             "copy the folder again"
         )
     sae.load_state_dict(tensors | {name: sae.get_buffer(name) for name in sae.setting_buffers}, assign=True)
     sae.updates = about["updates"]
     sae.removed_mean = None if about["removed_mean"] is None else tuple(map(float, about["removed_mean"]))
-    sae.is_fitted = sae.scaling in ("scalar", "standard")
     try:
         sae._check_tensors()
     except ValueError as error:
@@ -145,9 +147,12 @@ def _misfit(found: dict[str, Any], form: dict[str, Any], within: str = "") -> st
     return ""
 
 
-def _forms(tensors: dict[str, Tensor]) -> dict[str, tuple[tuple[int, ...], str]]:
-    """Shape and type of each; floating types are one."""
-    return {n: (tuple(t.shape), "floating" if t.is_floating_point() else str(t.dtype)) for n, t in tensors.items()}
+def _forms(tensors: dict[str, Tensor], parameters: Collection[str]) -> dict[str, tuple[tuple[int, ...], str]]:
+    """Shape and type of each; parameters may be of any floating type."""
+    return {
+        name: (tuple(t.shape), "floating" if name in parameters and t.is_floating_point() else str(t.dtype))
+        for name, t in tensors.items()
+    }
 
 
 def _tensors(path: Path, weights: dict[str, Any]) -> dict[str, Tensor]:

@@ -69,6 +69,3 @@ class MatchingPursuitSAE(SAE):
         super()._fold_(shift, scale)
         for name in ("residual", "coefficient"):  # the rules in units of the input
             self.bounds[LIMITS.index(name)] /= scale
-
-    def extra_repr(self) -> str:
-        return f"{super().extra_repr()}, stop={self.stop}, select={self.select!r}"

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from itertools import pairwise
+from numbers import Integral
 from typing import Literal, Unpack, get_args
 
 import torch
 from torch import Tensor
 
-from mpsae.checks import number, one_of, whole
+from mpsae.checks import number, one_of, option, whole
 from mpsae.sae import losses
 from mpsae.sae.batchtopk import above, batch_largest, next_threshold, share, wanted_l0
 from mpsae.sae.contract import Output, Shared
@@ -63,7 +64,9 @@ class MatryoshkaSAE(LinearSAE):
         self.activation: Activation = one_of("activation", activation, get_args(Activation))
         self.reduce: Reduce = one_of("reduce", reduce, get_args(Reduce))
         self.sort_every, self.decay = whole("sort_every", sort_every, 0), share("decay", decay)
-        self.steering = Steering() if steering is None else steering
+        if steering is not None and activation != "relu":
+            raise ValueError('steering is of the ℓ1 penalty: it goes with activation="relu", or leave it out')
+        self.steering = option("steering", steering, Steering) or (Steering() if activation == "relu" else None)
         self.register_buffer("l1_weight", torch.tensor(self.l1))
         self.register_buffer("threshold", torch.zeros(()))
         self.register_buffer("rank", torch.arange(d_sae))  # of each atom; the first come first
@@ -79,7 +82,7 @@ class MatryoshkaSAE(LinearSAE):
         terms = super().losses(x, output)
         if self.activation == "relu":
             assert isinstance(output.acts, Tensor)
-            weight = self.l1_weight * self.steering.share(self.updates)
+            weight = self.l1_weight * (1.0 if self.steering is None else self.steering.share(self.updates))
             penalties = torch.stack([losses.l1(output.acts * mask, self.dictionary) for mask in self._prefixes()])
             terms["l1"] = weight * self._reduced(penalties)
         return terms
@@ -112,7 +115,7 @@ class MatryoshkaSAE(LinearSAE):
     @torch.no_grad()
     def update_(self, x: Tensor, output: Output) -> Tensor | None:
         assert isinstance(output.acts, Tensor)
-        if self.activation == "relu":
+        if self.steering is not None:
             l0 = losses.mean_l0(output.acts)
             self.l1_weight.copy_(self.steering.next_weight(self.l1_weight, l0, self.l0, self.updates))
         else:
@@ -148,10 +151,13 @@ def drawn_sizes(state: Tensor, count: int, d_sae: int) -> list[Tensor]:
 
 
 def _nested(nested: int | tuple[int, ...] | list[int], d_sae: int) -> int | tuple[int, ...]:
-    if isinstance(nested, int):
+    if isinstance(nested, Integral):
+        nested = int(nested)
         if whole("nested", nested, 1) > d_sae:
             raise ValueError(f"nested draws that many different sizes up to {d_sae}; got {nested}")
         return nested
+    if not isinstance(nested, tuple | list):
+        raise ValueError(f"nested must be a number of sizes, or the sizes; got {nested!r}")
     sizes = tuple(whole("a size in nested", size, 1) for size in nested)
     if not sizes or list(sizes) != sorted(set(sizes)) or sizes[-1] != d_sae:
         raise ValueError(f"nested sizes rise and end with the whole dictionary, {d_sae}; got {sizes}")

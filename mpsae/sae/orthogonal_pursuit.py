@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mpsae.ops.pursuit import Stop
 from mpsae.ops.pursuit.orthogonal import pursue_orthogonal_to_floors
 from mpsae.sae.matching_pursuit import MatchingPursuitSAE
 
@@ -17,3 +18,8 @@ class OrthogonalPursuitSAE(MatchingPursuitSAE):
 
     kind = "omp"
     _pursue = staticmethod(pursue_orthogonal_to_floors)
+
+    def _read_with_stop_(self, stop: Stop) -> None:
+        if stop.repeat:
+            raise ValueError("an orthogonal pursuit never picks an atom twice: leave repeat=True out of its Stop")
+        super()._read_with_stop_(stop)

@@ -7,8 +7,9 @@ from typing import Unpack
 import torch
 from torch import Tensor
 
-from mpsae.checks import number
+from mpsae.checks import number, option
 from mpsae.sae import losses
+from mpsae.sae.batchtopk import wanted_l0
 from mpsae.sae.contract import Output, Shared
 from mpsae.sae.controllers import Steering
 from mpsae.sae.linear import LinearSAE
@@ -40,22 +41,24 @@ class ReLUSAE(LinearSAE):
         super().__init__(d_in, d_sae, centred=centred, **shared)
         if l0 is None and l1 is None:
             raise ValueError("ReLUSAE needs l0, the wanted atoms an input, or l1, a constant weight; got neither")
-        self.l0 = None if l0 is None else number("l0", l0)
+        if l0 is None and steering is not None:
+            raise ValueError("steering goes toward a wanted l0; got none: give l0, or leave steering out")
+        self.l0 = None if l0 is None else wanted_l0(l0, d_sae)
         self.l1 = 0.1 if l1 is None else number("l1", l1)
-        self.steering = Steering() if steering is None else steering
+        self.steering = option("steering", steering, Steering) or (Steering() if l0 is not None else None)
         self.register_buffer("l1_weight", torch.tensor(self.l1))
 
     def _activate(self, pre: Tensor) -> Tensor:
         return pre.relu()
 
     def losses(self, x: Tensor, output: Output) -> dict[str, Tensor]:
-        weight = self.l1_weight * (1.0 if self.l0 is None else self.steering.share(self.updates))
+        weight = self.l1_weight * (1.0 if self.steering is None else self.steering.share(self.updates))
         assert isinstance(output.acts, Tensor)
         return super().losses(x, output) | {"l1": weight * losses.l1(output.acts, self.dictionary)}
 
     @torch.no_grad()
     def update_(self, x: Tensor, output: Output) -> Tensor | None:
-        if self.l0 is not None:
+        if self.l0 is not None and self.steering is not None:
             l0 = losses.mean_l0(output.acts)
             self.l1_weight.copy_(self.steering.next_weight(self.l1_weight, l0, self.l0, self.updates))
         return super().update_(x, output)

@@ -12,7 +12,7 @@ from torch.func import functional_call
 
 from mpsae.codes import Codes
 from mpsae.ops.pursuit import Stop
-from mpsae.sae.contract import SAE, Output, types_kept
+from mpsae.sae.contract import SAE, Output, buffer_types_kept
 
 
 class Runs(nn.Module):
@@ -142,7 +142,7 @@ class Runs(nn.Module):
         return f"{len(self)} × {self[0]}"
 
     def _apply(self, fn: Any, recurse: bool = True) -> Self:
-        with types_kept(self, self.program.setting_buffers):
+        with buffer_types_kept(self):
             return super()._apply(fn, recurse)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 from torch import Tensor
@@ -16,7 +16,8 @@ Scaling = Literal["none", "norm", "scalar", "standard"]
 """All but `"none"` bring inputs to a mean norm of √d_in: `"norm"` by a running mean of norms, as the authors' synthetic
 code; `"scalar"` less the mean, by one number; `"standard"` less the mean, over the deviation of each coordinate."""
 DECAY = 0.99
-"""Of the running mean of norms; it starts from 0, as in the authors' code."""
+"""Of the running mean of norms. It starts from 0, as in the authors' code: the first batches are read 100, 50, … times
+too large, which ReLU and a warm-up forgive, and a threshold learned from batches takes long to forget."""
 
 
 def register_(sae: SAE, scaling: Scaling) -> None:
@@ -26,12 +27,20 @@ def register_(sae: SAE, scaling: Scaling) -> None:
     elif scaling != "none":
         sae.register_buffer("shift", torch.zeros(sae.d_in))
         sae.register_buffer("scale", torch.ones(() if scaling == "scalar" else (sae.d_in,)))
+        sae.register_load_state_dict_post_hook(_notice)
+
+
+def _notice(sae: SAE, _: Any) -> None:
+    """A state dict that brings a scale brings one that was taken from data."""
+    sae.is_fitted = bool((sae.get_buffer("scale") != 1).any())
 
 
 @torch.no_grad()
 def fit_(sae: SAE, x: Tensor) -> None:
     """Take shift and scale from data [B, d_in]."""
     x = x.reshape(-1, sae.d_in).to(torch.float64)
+    if len(x) < 2:
+        raise ValueError(f"a scaling is taken from many inputs; got {len(x)}")
     shift = x.mean(0)
     spread = torch.ones_like(shift)
     if sae.scaling == "standard":
@@ -54,6 +63,8 @@ def fit_(sae: SAE, x: Tensor) -> None:
 @torch.no_grad()
 def next_mean_norm(sae: SAE, x: Tensor) -> Tensor:
     """The running mean of norms with this batch in it; inputs with NaN or Inf count as 0."""
+    if not x.numel():
+        return sae.get_buffer("mean_norm")
     norms = x.norm(dim=-1).nan_to_num(0.0, posinf=0.0)
     return DECAY * sae.get_buffer("mean_norm") + (1 - DECAY) * norms.mean()
 
@@ -88,10 +99,10 @@ def folded(sae: SAE) -> SAE:
 
     A scale for each coordinate changes the inner products that codes are made of, so it stays.
     """
+    shift, scale = shift_and_scale(sae, None)  # refuses what was never taken from data
     if sae.scaling in ("none", "standard"):
         return sae
     other = copy.deepcopy(sae).eval()
-    shift, scale = shift_and_scale(other, None)
     assert scale is not None
     for name in ("mean_norm", "shift", "scale"):
         other._buffers.pop(name, None)

@@ -37,13 +37,13 @@ class TopKSAE(LinearSAE):
     def _activate(self, pre: Tensor) -> Codes:
         return _largest(pre, self.k)
 
-    def _reconstruction(self, x: Tensor, output: Output, residual: Tensor) -> Tensor:
-        error = super()._reconstruction(x, output, residual)
-        if not self.multi:
-            return error
-        assert output.pre is not None
-        wide = _largest(output.pre, min(4 * self.k, self.d_sae))
-        return error + self.multi * losses.squared_error(self._residual_of(x, wide))
+    def losses(self, x: Tensor, output: Output) -> dict[str, Tensor]:
+        terms = super().losses(x, output)
+        if self.multi:
+            assert output.pre is not None
+            wide = _largest(output.pre, min(4 * self.k, self.d_sae))
+            terms["multi"] = self.multi * losses.squared_error(self._residual_of(x, wide))
+        return terms
 
 
 def _largest(pre: Tensor, k: int) -> Codes:

@@ -117,7 +117,7 @@ class Laws:
         assert not self.make().train().at(k=2).training
         with pytest.raises(ValueError, match="move that one"):
             short.to(torch.float64)
-        assert sae.to(torch.float64).bias.dtype == torch.float64
+        assert sae.to(torch.float64).atoms.dtype == torch.float64
 
     def test_more_atoms_never_read_fewer(self):
         sae, x = self.learn(self.make()).eval(), self.inputs()
@@ -279,7 +279,7 @@ class Laws:
                 read(x)
 
     @pytest.mark.parametrize("value", [torch.nan, torch.inf])
-    def test_encode_refuses_what_is_not_finite_and_says_where(self, value):
+    def test_encode_refuses_what_is_not_finite_and_says_where(self, value, tmp_path):
         sae, x = self.make(), self.inputs()
         x[4, 2] = value
         with pytest.raises(ValueError, match="1 of 32 inputs hold NaN or Inf, the first is number 4"):
@@ -291,7 +291,8 @@ class Laws:
             with pytest.raises(ValueError, match=f"the {name} must be finite; "):
                 sae.encode(self.inputs())
             with pytest.raises(ValueError, match=f"the {name} must be finite; "):
-                sae.save("nowhere")
+                sae.save(tmp_path / "nowhere")
+            assert not list(tmp_path.iterdir())
 
     def test_k_and_stop_are_refused_together_and_so_is_none(self):
         sae, x = self.make(), self.inputs()

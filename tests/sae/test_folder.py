@@ -76,7 +76,7 @@ def replace_tensors(folder, **tensors):
         (lambda folder: edit(folder, lambda a: a["weights"].update(file="../x")), r"weights\.file is '\.\./x'"),
         (lambda folder: edit(folder, lambda a: a["settings"].update(bias="no")), "bias must be True or False"),
         (lambda folder: replace_weights(folder, b"not safetensors"), "is no safetensors file"),
-        (lambda folder: replace_tensors(folder, bias=torch.zeros(4).double()), "all floating ones of one type"),
+        (lambda folder: replace_tensors(folder, bias=torch.zeros(4).double()), "not of one SAE"),
         (lambda folder: replace_tensors(folder, silent=torch.zeros(6)), "not of one SAE"),
         (lambda folder: replace_tensors(folder, bias=torch.full((4,), torch.nan)), "the bias must be finite; 4 of 4"),
         (lambda folder: edit(folder, lambda a: a["settings"].pop("bias")), "must have the settings"),

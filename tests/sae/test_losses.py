@@ -132,6 +132,10 @@ def test_l1_is_of_what_is_written_so_that_growing_atoms_gains_nothing():
 @pytest.mark.parametrize(
     ("make", "words"),
     [
+        (lambda: TopKSAE(4, 8, 2, auxiliary=0.1), "auxiliary must be a Auxiliary or None; got 0.1"),
+        (lambda: TopKSAE(4, 8, 2, revival="added"), "revival must be a Revival or None"),
+        (lambda: TopKSAE(4, 8, 2, reseed=100), r"use reseed=Reseed\(…\)"),
+        (lambda: ReLUSAE(4, 8, l0=2, steering=0.1), "steering must be a Steering"),
         (lambda: Auxiliary(weight=-1), "weight of Auxiliary"),
         (lambda: Auxiliary(k=0), "k of Auxiliary"),
         (lambda: Auxiliary(after=-1), "after of Auxiliary"),

@@ -129,5 +129,5 @@ def test_what_makes_no_sense_is_refused():
 
 
 def test_it_says_what_it_is():
-    expected = "MatchingPursuitSAE(d_in=10, d_sae=24, constraint='sphere', stop=Stop(3), select='positive')"
+    expected = "MatchingPursuitSAE(d_in=10, d_sae=24, stop=Stop(3), constraint='sphere')"
     assert repr(small()) == expected

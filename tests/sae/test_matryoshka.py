@@ -113,7 +113,7 @@ def test_k_at_inference_reads_the_largest_of_what_exceeds_the_threshold():
         sae.at(stop=2)
 
 
-@pytest.mark.parametrize("nested", [(4, 4, D_SAE), (10, 4, D_SAE), (4, 10), (), 0, D_SAE + 1, (0, D_SAE)])
+@pytest.mark.parametrize("nested", [(4, 4, D_SAE), (10, 4, D_SAE), (4, 10), (), 0, D_SAE + 1, (0, D_SAE), 1.5, None])
 def test_sizes_that_make_no_sense_are_refused(nested):
     with pytest.raises(ValueError, match="nested"):
         MatryoshkaSAE(D_IN, D_SAE, 3, nested=nested)

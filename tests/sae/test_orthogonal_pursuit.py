@@ -40,4 +40,4 @@ def test_k_at_inference_encodes_again_and_a_prefix_is_refused():
 
 def test_repeat_means_nothing_to_it():
     with pytest.raises(ValueError, match="never picks an atom twice"):
-        OrthogonalPursuitSAE(D_IN, D_SAE, Stop(3, repeat=True))(torch.randn(2, D_IN))
+        OrthogonalPursuitSAE(D_IN, D_SAE, Stop(3, repeat=True))

@@ -22,7 +22,7 @@ def test_values_losses_and_gradients_are_those_of_the_formulas():
     plain.assert_equal(ReLUSAE(9, 20, l1=0.3), lambda t, x: plain.relu(t, x, 0.3))
 
 
-def test_k_reads_the_largest_of_what_is_active():
+def test_k_reads_the_largest_of_what_is_active(tmp_path):
     sae, x = ReLUSAE(D_IN, D_SAE, l1=0.1), torch.randn(20, D_IN)
     acts = sae(x).acts
     for k in (1, 4, D_SAE):
@@ -30,7 +30,7 @@ def test_k_reads_the_largest_of_what_is_active():
     with pytest.raises(ValueError, match="makes no pursuit"):
         sae.at(stop=3)
     with pytest.raises(ValueError, match="no SAE of its own"):
-        sae.at(k=2).save("nowhere")
+        sae.at(k=2).save(tmp_path)
 
 
 def test_a_constant_weight_stays():
@@ -88,6 +88,11 @@ def test_runs_may_differ_in_their_weights():
 def test_what_makes_no_sense_is_refused():
     with pytest.raises(ValueError, match="needs l0"):
         ReLUSAE(4, 8)
+    with pytest.raises(ValueError, match="toward a wanted l0"):
+        ReLUSAE(4, 8, l1=0.1, steering=Steering())
+    for l0 in (0, 9):
+        with pytest.raises(ValueError, match="l0"):
+            ReLUSAE(4, 8, l0=l0)
     with pytest.raises(ValueError, match="l1 must be"):
         ReLUSAE(4, 8, l1=-1)
     with pytest.raises(ValueError, match="rate of Steering"):

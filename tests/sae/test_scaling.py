@@ -152,6 +152,28 @@ def test_a_scale_for_each_coordinate_stays_a_buffer_of_the_sae(tmp_path):
     assert torch.equal(loaded(data[:20]).x_hat, sae(data[:20]).x_hat)
 
 
+def test_a_state_dict_brings_the_scale_and_that_it_was_taken_from_data():
+    sae, data = fitted(VARIANTS["topk"], "scalar")
+    other = VARIANTS["topk"](scaling="scalar").eval()
+    other.load_state_dict(sae.state_dict())
+    assert torch.equal(other(data[:9]).x_hat, sae(data[:9]).x_hat)
+
+
+def test_what_is_averaged_or_steered_is_not_rounded_away_by_half_precision():
+    sae = MatryoshkaSAE(D_IN, D_SAE, 3, scaling="norm", activation="relu", nested=3, sort_every=1).to(torch.bfloat16)
+    for name in ("l1_weight", "threshold", "energy", "mean_norm"):
+        assert sae.get_buffer(name).dtype == torch.float32
+    assert Runs([sae]).to(torch.float16).l1_weight.dtype == torch.float32
+
+
+def test_an_empty_batch_changes_no_scale():
+    for make in (VARIANTS["batchtopk"], VARIANTS["matryoshka"], VARIANTS["relu"]):
+        sae, _ = fitted(make, "norm")
+        before, x = sae.mean_norm.clone(), torch.randn(0, D_IN)
+        sae.train().update_(x, sae(x))
+        assert torch.equal(sae.mean_norm, before)
+
+
 def test_runs_have_scales_of_their_own():
     saes = [fitted(VARIANTS["mp"], "scalar")[0] for _ in range(2)]
     with torch.no_grad():
@@ -162,15 +184,18 @@ def test_runs_have_scales_of_their_own():
         torch.testing.assert_close(runs.encode(x)[i].values, sae.encode(x).values)
 
 
-def test_what_was_not_taken_from_data_is_refused():
+def test_what_was_not_taken_from_data_is_refused(tmp_path):
     sae, x = MatchingPursuitSAE(D_IN, D_SAE, 3, scaling="scalar"), torch.randn(20, D_IN)
-    for use in (lambda: sae(x), lambda: sae.encode(x), lambda: sae.save("nowhere")):
+    standard = TopKSAE(D_IN, D_SAE, 3, scaling="standard")
+    for use in (lambda: sae(x), lambda: sae.encode(x), lambda: sae.save(tmp_path), lambda: standard.save(tmp_path)):
         with pytest.raises(ValueError, match=r"call sae\.fit_scaling_\(x\) first"):
             use()
     with pytest.raises(ValueError, match="takes nothing from data"):
         MatchingPursuitSAE(D_IN, D_SAE, 3).fit_scaling_(x)
     with pytest.raises(ValueError, match="all inputs are the same"):
         sae.fit_scaling_(torch.ones(5, D_IN))
+    with pytest.raises(ValueError, match="from many inputs; got 0"):
+        sae.fit_scaling_(x[:0])
     x[:, 3] = 2.0
     with pytest.raises(ValueError, match="coordinate 3 of x never varies"):
         MatchingPursuitSAE(D_IN, D_SAE, 3, scaling="standard").fit_scaling_(x)

@@ -34,8 +34,7 @@ def pursue_orthogonal_to_floors(
     """As `pursue_to_floors`, orthogonal; x [..., d_in], atoms [d_sae, d_in], floors [..., 3]."""
     one_of("select", select, get_args(Select))
     one_of("precision", precision, get_args(Precision))
-    if repeat:
-        raise ValueError("an orthogonal pursuit never picks an atom twice: leave repeat=True out of its Stop")
+    assert not repeat, "an orthogonal pursuit never picks an atom twice"
     refuse_forward_mode("orthogonal pursuit", x, atoms)
     leading, (d_sae, d_in) = x.shape[:-1], atoms.shape
     values, indices, lengths, residual, _ = pursue_orthogonal(
