@@ -19,6 +19,8 @@ import mpsae
 from mpsae import Steering, files
 
 RESULTS = Path(__file__).parent / "results" / "digits.json"
+READ_AT = (2, 5, 10, 20)
+"""Sparsities at which every trained SAE is read again."""
 EPOCHS, BATCH, D_SAE, K = 20, 64, 1600, 5
 OVERCOMPLETE = {"mp": 0.916, "topk": 0.816}
 """R² of overcomplete's classes on the same data and schedule."""
@@ -82,7 +84,8 @@ def main() -> None:
     for name, make in SAES.items():
         for seed in seeds:
             sae, seconds = train(make, x, seed)
-            rows.append({"sae": name, "seed": seed, "seconds": seconds} | measure(sae, x))
+            read = {str(k): measure(sae, x, k)["r2"] for k in READ_AT}
+            rows.append({"sae": name, "seed": seed, "seconds": seconds, "r2_at": read} | measure(sae, x))
         _print(name, [row for row in rows if row["sae"] == name])
     for seed in seeds:
         untrained = SAES["mp"](x.shape[1], seed).eval()
@@ -101,6 +104,9 @@ def _print(name: str, rows: list[dict]) -> None:
 
     r2 = " ".join(f"{row['r2']:.3f}" for row in rows)
     peer = f"{OVERCOMPLETE[name]:.3f}" if name in OVERCOMPLETE else ""
+    if "r2_at" in rows[0]:
+        means = (f"{k}: {sum(row['r2_at'][str(k)] for row in rows) / len(rows):.3f}" for k in READ_AT)
+        peer += f"   read at {', '.join(means)}"
     print(f"{name:22} {r2:>24} {mean('l0'):7.2f} {mean('silent'):7.0f} {mean('seconds'):8.1f}   {peer}", flush=True)
 
 
