@@ -53,7 +53,7 @@ def batch_largest(pre: Tensor, l0: float) -> Tensor:
     if not flat.numel():
         return acts
     count = min(int(l0 * (flat.numel() // acts.shape[-1])) + 1, flat.numel())
-    smallest = flat.detach().topk(count).values[-1]
+    smallest = flat.detach().nan_to_num(0.0).topk(count).values[-1]  # NaN takes nobody's place
     return acts.where(acts >= smallest, 0.0)
 
 

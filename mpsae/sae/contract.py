@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import inspect
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, fields, is_dataclass
@@ -147,7 +148,7 @@ class SAE(nn.Module):
             self.bias = nn.Parameter(torch.zeros(d_in))
         else:
             self.register_buffer("bias", torch.zeros(d_in))
-        # Inputs seen since each atom last fired; inputs each atom fired for since atoms were last made anew.
+        # Inputs seen since each atom last fired; how often each fired since atoms were last made anew.
         self.register_buffer("silent", torch.zeros(d_sae, dtype=torch.int64))
         if reseed is not None:
             self.register_buffer("fired", torch.zeros(d_sae, dtype=torch.int64))
@@ -171,10 +172,17 @@ class SAE(nn.Module):
         """Set this SAE, a copy made by `at`, to another stop; refused where there is no pursuit."""
         raise ValueError(f"{type(self).__name__} makes no pursuit, so stop means nothing to it: use k")
 
+    @property
+    def _ignores_sign(self) -> bool:
+        """Whether an atom and its opposite write the same."""
+        return False
+
     def _renew_(self, mask: Tensor, directions: Tensor) -> None:
         """Start the atoms in `mask` [d_sae] again at `directions` [d_sae, d_in]; variants add their own parameters."""
         self.atoms.copy_(directions.where(mask[:, None], self.atoms.to(directions.dtype)))
         self.silent.masked_fill_(mask, 0)
+        if self.reseed is not None:
+            self.get_buffer("fired").masked_fill_(mask, 0)
 
     def _fold_(self, shift: Tensor, scale: Tensor) -> None:
         """Read x where (x − shift) · scale was read; a variant adds what is in units of the input."""
@@ -316,6 +324,8 @@ class SAE(nn.Module):
 
     def losses(self, x: Tensor, output: Output) -> dict[str, Tensor]:
         """Every weighted term of the loss; their sum is trained. Errors are those of the scaled inputs."""
+        if self._is_reading:
+            raise ValueError("what at() returns is for reading: train the SAE that it reads")
         residual = self._scaled_residual(x, output)
         terms = {"reconstruction": self._reconstruction(x, output, residual)}
         if self.auxiliary is not None:
@@ -369,7 +379,7 @@ class SAE(nn.Module):
         fired.add_(self._fired_inputs(output.acts))
         if not self.reseed.is_due(self.updates):
             return None
-        mask = reseed.choose(self.atoms, fired, self.reseed.bound)
+        mask = reseed.choose(self.atoms, fired, self.reseed.bound, self._ignores_sign)
         rows = (read - self.bias).reshape(-1, self.d_in), residual.reshape(-1, self.d_in)
         directions, mask = reseed.worst_directions(*rows, mask)
         self._renew_(mask, directions)
@@ -381,7 +391,11 @@ class SAE(nn.Module):
         """Start from data: the bias at the mean of x [B, d_in], the atoms at the directions of random rows from it."""
         self._check_form(x)
         self._check_values(x)
-        x = _scaling.applied(x, *_scaling.shift_and_scale(self, x))
+        if self.scaling == "norm":  # what its running mean will come to
+            shift, scale = None, math.sqrt(self.d_in) / x.to(widest(x)).norm(dim=-1).mean()
+        else:
+            shift, scale = _scaling.shift_and_scale(self, x)
+        x = _scaling.applied(x, shift, scale)
         x = x.reshape(-1, self.d_in).to(widest(x))
         mean = x.mean(0) if isinstance(self.bias, nn.Parameter) else x.new_zeros(self.d_in)
         rows = x - mean
@@ -423,9 +437,9 @@ class SAE(nn.Module):
         return self._fired_inputs(acts) > 0
 
     def _fired_inputs(self, acts: Codes | Tensor) -> Tensor:
-        """For how many inputs each atom fired [d_sae]; an atom that is picked again counts again."""
+        """How often each atom fired [d_sae]; one that is picked again for an input counts again."""
         if not isinstance(acts, Codes):
-            return (acts.reshape(-1, self.d_sae) != 0).sum(0)
+            return (acts.reshape(-1, self.d_sae).abs() > 0).sum(0)  # NaN is no firing
         picks = acts.used.long().flatten()
         return picks.new_zeros(self.d_sae).scatter_add(0, acts.indices.long().flatten(), picks)
 

@@ -26,16 +26,18 @@ class Steering:
     """Only raised, in updates whose batch exceeds the wanted ℓ0; never lowered."""
 
     def __post_init__(self) -> None:
-        number("the rate of Steering", self.rate)
+        if number("the rate of Steering", self.rate) >= 1:
+            raise ValueError(f"the rate of Steering must be a share below 1; got {self.rate!r}")
         whole("the ramp of Steering", self.ramp, 0)
         flag("the one_sided of Steering", self.one_sided)
 
     def next_weight(self, weight: Tensor, l0: Tensor, wanted: float, updates: int) -> Tensor:
-        """The weight after a batch of mean `l0`."""
+        """The weight after a batch of mean `l0`; unmoved by a batch without inputs, whose mean is NaN."""
         if updates < self.ramp:
             return weight
         lower = 1.0 if self.one_sided else 1 - self.rate
-        return weight * torch.where(l0 > wanted, 1 + self.rate, lower).to(weight.dtype)
+        factor = torch.where(l0 > wanted, 1 + self.rate, torch.where(l0 <= wanted, lower, 1.0))
+        return weight * factor.to(weight.dtype)
 
     def share(self, updates: int) -> float:
         """How much of the weight holds at this update."""

@@ -64,3 +64,4 @@ class JumpReLUSAE(LinearSAE):
     def _fold_(self, shift: Tensor, scale: Tensor) -> None:
         super()._fold_(shift, scale)
         self.log_threshold.sub_(scale.log())
+        self.threshold, self.bandwidth = self.threshold / float(scale), self.bandwidth / float(scale)

@@ -68,7 +68,7 @@ def l1(acts: Tensor, atoms: Tensor) -> Tensor:
 
 def mean_l0(acts: Codes | Tensor) -> Tensor:
     """How many atoms an input is written with, on average; picks where acts are codes."""
-    active = acts.lengths if isinstance(acts, Codes) else (acts != 0).sum(-1)
+    active = acts.lengths if isinstance(acts, Codes) else (acts.abs() > 0).sum(-1)  # NaN is no firing
     return active.to(torch.get_default_dtype()).mean()
 
 

@@ -43,6 +43,10 @@ class MatchingPursuitSAE(SAE):
         """When one input's pursuit ends; reads the bounds, which waits for the device."""
         return Stop(self.k, *self.bounds.tolist(), repeat=self.repeat)
 
+    @property
+    def _ignores_sign(self) -> bool:
+        return self.select == "absolute"
+
     def _encode(self, x: Tensor) -> Encoding:
         x, atoms, bias = self._wide(x, self.dictionary, self.bias)
         centred = x - bias

@@ -60,6 +60,8 @@ class MatryoshkaSAE(LinearSAE):
     ) -> None:
         super().__init__(d_in, d_sae, centred=centred, **shared)
         self.l0, self.l1 = wanted_l0(l0, d_sae), number("l1", l1)
+        if activation == "relu" and not self.l1:
+            raise ValueError("l1 is where the steered weight starts, and 0 stays 0: give a number above 0")
         self.nested = _nested(nested, d_sae)
         self.activation: Activation = one_of("activation", activation, get_args(Activation))
         self.reduce: Reduce = one_of("reduce", reduce, get_args(Reduce))
@@ -123,7 +125,8 @@ class MatryoshkaSAE(LinearSAE):
         if isinstance(self.nested, int):
             self.drawn.copy_(advanced(self.drawn, self.d_sae))
         if self.sort_every:
-            written = output.acts.square().reshape(-1, self.d_sae).mean(0) * self.atoms.square().sum(-1)
+            written = output.acts.square().nan_to_num(0.0, posinf=0.0).reshape(-1, self.d_sae).mean(0)
+            written = written * self.atoms.square().sum(-1)
             self.energy.mul_(self.decay).add_((1 - self.decay) * written)
             if (self.updates + 1) % self.sort_every == 0:
                 order = self.energy.argsort(descending=True, stable=True)
@@ -138,10 +141,12 @@ class MatryoshkaSAE(LinearSAE):
         super()._fold_(shift, scale)
         self.threshold.div_(scale)
         self.energy.div_(scale.square())
+        self.l1_weight.div_(scale)
+        self.l1 /= float(scale)
 
 
 def drawn_sizes(state: Tensor, count: int, d_sae: int) -> list[Tensor]:
-    """`count` different sizes up to d_sae, in order, the last d_sae itself: the others from P(size ≤ n) ∝ 1 − n^−½."""
+    """`count` different sizes up to d_sae, in order, the last d_sae itself: the others from P(≤ n) ∝ 1 − (n + 1)^−½."""
     size = torch.arange(1, d_sae, device=state.device, dtype=torch.float64)
     probability = size**-PARETO_POWER - (size + 1) ** -PARETO_POWER
     # Without replacement: the largest of log p plus Gumbel noise.

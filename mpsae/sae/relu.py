@@ -45,6 +45,8 @@ class ReLUSAE(LinearSAE):
             raise ValueError("steering goes toward a wanted l0; got none: give l0, or leave steering out")
         self.l0 = None if l0 is None else wanted_l0(l0, d_sae)
         self.l1 = 0.1 if l1 is None else number("l1", l1)
+        if l0 is not None and not self.l1:
+            raise ValueError("l1 is where the steered weight starts, and 0 stays 0: give a number above 0")
         self.steering = option("steering", steering, Steering) or (Steering() if l0 is not None else None)
         self.register_buffer("l1_weight", torch.tensor(self.l1))
 
@@ -52,9 +54,15 @@ class ReLUSAE(LinearSAE):
         return pre.relu()
 
     def losses(self, x: Tensor, output: Output) -> dict[str, Tensor]:
+        terms = super().losses(x, output)
         weight = self.l1_weight * (1.0 if self.steering is None else self.steering.share(self.updates))
         assert isinstance(output.acts, Tensor)
-        return super().losses(x, output) | {"l1": weight * losses.l1(output.acts, self.dictionary)}
+        return terms | {"l1": weight * losses.l1(output.acts, self.dictionary)}
+
+    def _fold_(self, shift: Tensor, scale: Tensor) -> None:
+        super()._fold_(shift, scale)
+        self.l1_weight.div_(scale)
+        self.l1 /= float(scale)
 
     @torch.no_grad()
     def update_(self, x: Tensor, output: Output) -> Tensor | None:

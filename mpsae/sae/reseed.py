@@ -42,12 +42,13 @@ class Reseed:
         return updates % self.every == 0 and (self.until is None or updates <= self.until)
 
 
-def choose(atoms: Tensor, fired: Tensor, bound: float) -> Tensor:
+def choose(atoms: Tensor, fired: Tensor, bound: float, ignores_sign: bool = False) -> Tensor:
     """Which atoms to make anew [d_sae]: never fired, or above `bound` with one that fired more (ties: is earlier)."""
     atoms, place = normalize(atoms, dim=-1), torch.arange(len(atoms), device=atoms.device)
     duplicates = []
     for rows in place.split(ROWS):
-        similar = atoms[rows] @ atoms.T > bound  # [rows, d_sae]
+        cosines = atoms[rows] @ atoms.T  # [rows, d_sae]
+        similar = (cosines.abs() if ignores_sign else cosines) > bound
         own, others = fired[rows, None], fired[None]
         used_more = (others > own) | ((others == own) & (place < rows[:, None]))
         duplicates.append((similar & used_more).any(-1))
@@ -59,6 +60,8 @@ def worst_directions(x: Tensor, residual: Tensor, mask: Tensor) -> tuple[Tensor,
 
     x (centred) and residual [B, d_in]. The mask that comes back lacks the atoms for which no input was left.
     """
+    if not len(x):
+        return mask[:, None].to(x.dtype).expand(-1, x.shape[-1]), mask & False
     errors = residual.square().sum(-1).nan_to_num(0.0, posinf=0.0)
     worst = errors.argsort(descending=True, stable=True)  # [B]
     turn = mask.long().cumsum(0) - 1  # the how-manieth to be made anew

@@ -39,6 +39,7 @@ class Runs(nn.Module):
                     + ": put them in separate Runs"
                 )
         self.seeds = [sae.seed for sae in saes]
+        self.removed_means = [sae.removed_mean for sae in saes]
         for name, parameter in saes[0].named_parameters():
             stacked = torch.stack([sae.get_parameter(name).detach() for sae in saes])
             self._parameters[name] = nn.Parameter(stacked, parameter.requires_grad)
@@ -73,7 +74,7 @@ class Runs(nn.Module):
         for name, stacked in self.named_parameters():
             sae._parameters[name] = nn.Parameter(stacked.detach()[index], stacked.requires_grad)
         sae._buffers = {name: stacked[index] for name, stacked in self.named_buffers()}
-        sae.seed = self.seeds[index]
+        sae.seed, sae.removed_mean = self.seeds[index], self.removed_means[index]
         return sae
 
     def __iter__(self) -> Iterator[SAE]:
@@ -160,7 +161,8 @@ class _Method(nn.Module):
 
 def _shared(sae: SAE) -> dict[str, Any]:
     """What SAEs of one `Runs` have in common: class, plain attributes, the form of their tensors."""
-    plain = {name: value for name, value in vars(sae).items() if not name.startswith("_") and name != "seed"}
+    own = ("seed", "removed_mean")
+    plain = {name: value for name, value in vars(sae).items() if not name.startswith("_") and name not in own}
     tensors = (*sae.named_parameters(), *sae.named_buffers())
     forms = {name: (tuple(t.shape), t.dtype, t.device, t.requires_grad) for name, t in tensors}
     return {"class": type(sae).__name__} | plain | forms

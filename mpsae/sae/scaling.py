@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
+from mpsae.ops.pursuit import widest
+
 if TYPE_CHECKING:
     from mpsae.sae.contract import SAE
 
@@ -65,7 +67,7 @@ def next_mean_norm(sae: SAE, x: Tensor) -> Tensor:
     """The running mean of norms with this batch in it; inputs with NaN or Inf count as 0."""
     if not x.numel():
         return sae.get_buffer("mean_norm")
-    norms = x.norm(dim=-1).nan_to_num(0.0, posinf=0.0)
+    norms = x.to(widest(x)).norm(dim=-1).nan_to_num(0.0, posinf=0.0)
     return DECAY * sae.get_buffer("mean_norm") + (1 - DECAY) * norms.mean()
 
 
@@ -82,13 +84,19 @@ def shift_and_scale(sae: SAE, x: Tensor | None) -> tuple[Tensor | None, Tensor |
 
 
 def applied(x: Tensor, shift: Tensor | None, scale: Tensor | None) -> Tensor:
-    """u = (x − shift) · scale."""
+    """u = (x − shift) · scale, in float32 or wider."""
+    if shift is None and scale is None:
+        return x
+    x = x.to(widest(x))
     x = x if shift is None else x - shift
     return x if scale is None else x * scale
 
 
 def undone(u: Tensor, shift: Tensor | None, scale: Tensor | None) -> Tensor:
-    """x = u / scale + shift."""
+    """x = u / scale + shift, in float32 or wider."""
+    if shift is None and scale is None:
+        return u
+    u = u.to(widest(u))
     u = u if scale is None else u / scale
     return u if shift is None else u + shift
 

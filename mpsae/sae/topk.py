@@ -50,4 +50,4 @@ def _largest(pre: Tensor, k: int) -> Codes:
     """The k largest [..., k] of pre [..., d_sae], where positive."""
     values, indices = pre.topk(k, dim=-1)
     used = values > 0
-    return Codes(values.relu(), indices.where(used, 0).int(), used.sum(-1).int(), pre.shape[-1], "magnitude")
+    return Codes(values.where(used, 0.0), indices.where(used, 0).int(), used.sum(-1).int(), pre.shape[-1], "magnitude")

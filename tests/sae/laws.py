@@ -161,6 +161,31 @@ class Laws:
         assert expected.max() > 2
         assert sae.updates == 8
 
+    def test_an_input_with_nan_is_no_firing_and_takes_nobodys_place(self):
+        sae, x = self.make(), self.inputs()
+        x[5] = torch.nan
+        out = sae.train()(x)
+        assert out.residual[5].isnan().any()
+        fine = torch.arange(len(x)) != 5
+        assert (out.codes.dense()[fine] != 0).any(-1).sum() > len(x) / 2
+        sae.update_(x, out)
+        fired = (out.codes.dense()[fine] != 0).any(0)
+        assert torch.equal(sae.silent == 0, fired)
+        for name, buffer in sae.named_buffers():
+            assert buffer.isfinite().all(), name
+
+    def test_an_empty_batch_changes_nothing_but_counts(self):
+        sae = self.learn(self.make())
+        before, x = copy.deepcopy(dict(sae.named_buffers())), torch.randn(0, D_IN)
+        sae.update_(x, sae(x))
+        for name in before.keys() - {"fired", "drawn", "energy", "rank"}:
+            torch.testing.assert_close(sae.get_buffer(name), before[name])
+
+    def test_a_reading_is_not_trained(self):
+        reading, x = self.make().at(k=2), self.inputs()
+        with pytest.raises(ValueError, match="is for reading: train the SAE that it reads"):
+            reading.losses(x, reading(x))
+
     def test_atomwise_names_parameters_with_a_row_an_atom(self):
         sae = self.make()
         parameters = dict(sae.named_parameters())

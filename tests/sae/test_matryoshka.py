@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from mpsae import MatryoshkaSAE, Runs
+from mpsae import MatryoshkaSAE, Runs, Steering
 from mpsae.sae.matryoshka import drawn_sizes
 
 from . import plain
@@ -63,6 +63,30 @@ def test_atoms_are_ranked_by_the_energy_of_what_they_write_and_no_row_moves():
     energy = (out.acts.square().mean(0) * rows.square().sum(-1)).detach()
     assert torch.equal(sae.rank, energy.argsort(descending=True, stable=True).argsort())
     assert torch.equal(sae.atoms, rows)
+
+
+def test_energy_is_a_running_mean_of_what_atoms_write_whatever_their_norms():
+    sae = MatryoshkaSAE(D_IN, D_SAE, 3, nested=3, sort_every=9, decay=0.9)
+    with torch.no_grad():
+        sae.atoms.mul_(torch.linspace(0.5, 2, D_SAE)[:, None])
+    expected = torch.zeros(D_SAE)
+    for seed in range(3):
+        x = torch.randn(60, D_IN, generator=torch.Generator().manual_seed(seed))
+        out = sae(x)
+        expected = 0.9 * expected + 0.1 * (out.acts[:, :, None] * sae.atoms).square().sum(-1).mean(0)
+        sae.update_(x, out)
+        torch.testing.assert_close(sae.energy, expected.detach())
+
+
+def test_the_penalty_ramps_up_and_is_steered():
+    steering = Steering(rate=0.5, ramp=2)
+    sae = MatryoshkaSAE(D_IN, D_SAE, 3, nested=SIZES, activation="relu", l1=0.1, steering=steering)
+    x, weights = torch.randn(60, D_IN), []
+    unit = sum(sae(x).acts[:, m].sum() for m in sae._prefixes()).item() / 60
+    for _ in range(4):
+        weights.append(sae.losses(x, sae(x))["l1"].item() / unit)
+        sae.update_(x, sae(x))
+    assert weights == pytest.approx([0.05, 0.1, 0.1, 0.15], rel=1e-4)
 
 
 def test_sizes_are_different_rise_and_end_with_the_whole():

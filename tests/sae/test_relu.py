@@ -95,5 +95,8 @@ def test_what_makes_no_sense_is_refused():
             ReLUSAE(4, 8, l0=l0)
     with pytest.raises(ValueError, match="l1 must be"):
         ReLUSAE(4, 8, l1=-1)
-    with pytest.raises(ValueError, match="rate of Steering"):
-        Steering(rate=-1)
+    for rate in (-1, 1.0):
+        with pytest.raises(ValueError, match="rate of Steering"):
+            Steering(rate=rate)
+    with pytest.raises(ValueError, match="0 stays 0"):
+        ReLUSAE(4, 8, l0=2, l1=0)

@@ -2,7 +2,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from mpsae import MatchingPursuitSAE, Reseed, Runs, TopKSAE, clear_moments_
+from mpsae import JumpReLUSAE, MatchingPursuitSAE, MatryoshkaSAE, Reseed, Runs, TopKSAE, clear_moments_
 from mpsae.sae import reseed
 from mpsae.sae.reseed import choose, worst_directions
 
@@ -25,6 +25,48 @@ def test_the_unused_and_the_less_used_of_two_alike_are_chosen():
     assert choose(atoms, fired, 0.9).tolist() == [True, False, False, False, False, True]
     assert choose(atoms, fired * torch.tensor([1, 1, 0, 1, 1, 1]), 2.0).tolist() == [False, False, True] + [False] * 3
     assert choose(3 * atoms, fired, 0.9).tolist() == choose(atoms, fired, 0.9).tolist()
+
+
+def test_opposites_are_alike_where_the_sign_of_a_coefficient_is_free():
+    atoms, fired = torch.stack([torch.eye(3)[0], -torch.eye(3)[0], torch.eye(3)[1]]), torch.tensor([2, 5, 1])
+    assert choose(atoms, fired, 0.9).tolist() == [False] * 3
+    assert choose(atoms, fired, 0.9, ignores_sign=True).tolist() == [True, False, False]
+    sae, x = MatchingPursuitSAE(3, 3, 1, select="absolute", reseed=Reseed(every=1, bound=0.9)), torch.randn(50, 3)
+    with torch.no_grad():
+        sae.atoms.copy_(atoms)
+    assert sae.update_(x, sae(x))[:2].any()
+
+
+@pytest.mark.parametrize("name", ["jumprelu", "matryoshka", "scaled"])
+def test_everything_of_an_atom_starts_again(name):
+    x = torch.randn(200, D_IN) * 4 + 3
+    shared = {"reseed": Reseed(every=1, bound=2.0), "scaling": "standard"}
+    if name == "jumprelu":
+        sae = JumpReLUSAE(D_IN, D_SAE, 3, threshold=0.3, **shared)
+    elif name == "matryoshka":
+        sae = MatryoshkaSAE(D_IN, D_SAE, 3, sort_every=50, **shared)
+    else:
+        sae = TopKSAE(D_IN, D_SAE, 3, **shared)
+    sae.fit_scaling_(x)
+    with torch.no_grad():
+        sae.bias.copy_(torch.randn(D_IN))
+        sae.encoder_bias[7] = -500.0
+        if name == "jumprelu":
+            sae.log_threshold.fill_(1.0)
+        if name == "matryoshka":
+            sae.energy.fill_(9.0)
+    out = sae(x)
+    mask = sae.update_(x, out)
+    assert mask[7]
+    scaled = (out.residual * sae.scale).square().sum(-1)
+    worst = scaled.argsort(descending=True)[: int(mask.sum())]
+    expected = normalize((x[worst] - sae.shift) * sae.scale - sae.bias, dim=-1)
+    torch.testing.assert_close(sae.atoms.detach()[mask], expected.detach(), rtol=1e-4, atol=1e-5)
+    if name == "jumprelu":
+        torch.testing.assert_close(sae.log_threshold.detach()[mask].exp(), torch.full((int(mask.sum()),), 0.3))
+    if name == "matryoshka":
+        assert not sae.energy[mask].any()
+        assert (sae.energy[~mask] > 0).all()
 
 
 def test_tiles_do_not_matter(monkeypatch):

@@ -35,24 +35,39 @@ VARIANTS = {
 }
 
 
-class TestScalarScaling(Laws):
+class ScaledLaws(Laws):
+    scaling = "scalar"
+
     def make(self, seed=0, **options):
-        sae = MatchingPursuitSAE(D_IN, D_SAE, 3, seed=seed, scaling="scalar", **options)
-        return sae.fit_scaling_(torch.randn(500, D_IN) * 3 + OFFSET)
+        sae = MatchingPursuitSAE(D_IN, D_SAE, 3, seed=seed, scaling=self.scaling, **options)
+        if self.scaling == "norm":
+            sae.mean_norm.fill_(7.0)
+            return sae
+        return sae.fit_scaling_(torch.randn(500, D_IN, generator=torch.Generator().manual_seed(9)) * 3 + OFFSET)
 
-    def test_encoding_is_of_the_scaled_input(self):
-        sae, x = self.make(), self.inputs()
-        expected = MatchingPursuitSAE(D_IN, D_SAE, 3).encode((x - sae.shift) * sae.scale)
-        assert torch.equal(sae.encode(x).values, expected.values)
-
-    # Scaling is folded on saving, and the constraint of runs compares what data gave; both have tests of their own.
+    # What a scaling changes on purpose has tests of its own below: files hold it folded, errors are of scaled inputs,
+    # codes are not x's own.
     test_a_saved_sae_is_loaded_bit_for_bit = None
     test_the_reconstruction_loss_sums_coordinates_and_averages_inputs = None
     test_decoding_codes_is_decoding_the_dense = None
     test_decoding_sends_gradients_to_atoms_values_and_bias = None
     test_data_can_be_the_start = None
-    test_an_sae_of_half_precision_computes_in_float32 = None
-    test_encode_refuses_what_is_not_finite_and_says_where = None
+    test_updates_lower_the_error = None
+
+
+class TestScalar(ScaledLaws):
+    def test_encoding_is_of_the_scaled_input(self):
+        sae, x = self.make(), self.inputs()
+        expected = MatchingPursuitSAE(D_IN, D_SAE, 3).encode((x - sae.shift) * sae.scale)
+        assert torch.equal(sae.encode(x).values, expected.values)
+
+
+class TestStandard(ScaledLaws):
+    scaling = "standard"
+
+
+class TestNorm(ScaledLaws):
+    scaling = "norm"
 
 
 def fitted(make, scaling, updates=4):
@@ -172,6 +187,46 @@ def test_an_empty_batch_changes_no_scale():
         before, x = sae.mean_norm.clone(), torch.randn(0, D_IN)
         sae.train().update_(x, sae(x))
         assert torch.equal(sae.mean_norm, before)
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_losses_of_the_folded_sae_are_the_same_in_units_of_x(name):
+    sae, data = fitted(VARIANTS[name], "scalar")
+    x, folded, scale = data[:50], sae.folded(), sae.scale
+    mine, other = sae.losses(x, sae(x)), folded.losses(x, folded(x))
+    units = {"reconstruction": scale**2, "l1": scale**2, "l0": torch.tensor(1.0)}
+    for term, value in mine.items():
+        torch.testing.assert_close(other[term] * units[term], value, rtol=1e-3, atol=1e-4)
+
+
+def test_the_auxiliary_loss_is_of_the_scaled_residual():
+    sae, data = fitted(
+        lambda **o: TopKSAE(D_IN, D_SAE, 3, auxiliary=mpsae.Auxiliary(weight=1.0, k=1, after=5), **o), "scalar"
+    )
+    with torch.no_grad():
+        sae.silent[2] = 9
+    x = data[:20]
+    out = sae(x)
+    ours = sae.losses(x, out)["auxiliary"]
+    written = out.pre[:, 2:3] * sae.atoms[2]
+    torch.testing.assert_close(ours, (out.residual * sae.scale - written).square().sum(-1).mean(), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("scaling", ["norm", "scalar"])
+def test_a_start_from_data_is_in_the_units_that_are_read(scaling):
+    data = torch.randn(3000, D_IN) + 4
+    sae = TopKSAE(D_IN, D_SAE, 3, scaling=scaling)
+    if scaling == "scalar":
+        sae.fit_scaling_(data)
+    sae.init_from_data_(data)
+    expected = 0.0 if scaling == "scalar" else data.mean(0) * D_IN**0.5 / data.norm(dim=-1).mean()
+    torch.testing.assert_close(sae.bias.detach(), torch.zeros(D_IN) + expected, rtol=1e-3, atol=1e-3)
+
+
+def test_runs_of_folded_saes_keep_the_mean_that_each_removed():
+    saes = [fitted(VARIANTS["mp"], "scalar")[0].folded() for _ in range(2)]
+    saes[1].removed_mean = tuple(2 * number for number in saes[1].removed_mean)
+    assert [sae.removed_mean for sae in Runs(saes)] == [sae.removed_mean for sae in saes]
 
 
 def test_runs_have_scales_of_their_own():
