@@ -3,6 +3,7 @@
 __version__ = "0.1.0"
 
 from mpsae.codes import Codes
+from mpsae.data.data import Batch, Data
 from mpsae.ops.pursuit import Pursuit, Stop, pursue
 from mpsae.sae.batchtopk import BatchTopKSAE
 from mpsae.sae.contract import SAE, Encoding, Output
@@ -21,8 +22,10 @@ from mpsae.sae.topk import TopKSAE
 __all__ = [
     "SAE",
     "Auxiliary",
+    "Batch",
     "BatchTopKSAE",
     "Codes",
+    "Data",
     "Encoding",
     "JumpReLUSAE",
     "MatchingPursuitSAE",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,6 +17,7 @@ from torch import Tensor
 import mpsae
 from mpsae import files, plots, report
 from mpsae.checks import whole
+from mpsae.data.data import Data
 from mpsae.data.synthetic import Tree
 from mpsae.ops.pursuit import Stop
 from mpsae.sae.contract import SAE
@@ -37,7 +39,7 @@ def write(out: Path, *, updates: int = 15_000, similarity: float = 0.2, seed: in
     sae = MatchingPursuitSAE(20, 20, Stop(21, residual=0.05, repeat=True), constraint="free", bias=False, seed=seed)
     files.make_folder(out)
     with _one_thread():
-        seconds = train_(sae, tree, updates, seed)
+        seconds = train_(sae, Data(tree), updates, seed)
     sae.save(out / "sae")
     path = out / "report.html"
     command = f"mpsae demo --out {out} --updates {updates} --similarity {similarity:g} --seed {seed}"
@@ -56,18 +58,16 @@ def _one_thread() -> Iterator[None]:
         torch.set_num_threads(threads)
 
 
-def train_(sae: SAE, tree: Tree, updates: int, seed: int) -> float:
+def train_(sae: SAE, data: Data, updates: int, seed: int) -> float:
     """The whole of training, in the open; returns the seconds it took."""
     optimizer = torch.optim.Adam(sae.parameters(), lr=3e-2, betas=(0.5, 0.9375))
-    generator = torch.Generator().manual_seed(seed)
     began = time.perf_counter()
     with Progress(
         TextColumn("training"), BarColumn(), TextColumn("{task.completed}/{task.total} updates"),
         TimeRemainingColumn(), TextColumn("R² {task.fields[r2]:.4f} · {task.fields[picks]:.2f} picks an input"),
     ) as progress:  # fmt: skip
         bar = progress.add_task("training", total=updates, r2=0.0, picks=0.0)
-        for update in range(updates):
-            x, _ = tree.sample(BATCH, generator)
+        for update, (x, _, _) in enumerate(islice(data.stream(BATCH, seed=seed), updates)):
             for group in optimizer.param_groups:
                 group["lr"] = 3e-2 * rate(update, updates)
             out = sae(x)
@@ -99,7 +99,9 @@ def r_squared(x: Tensor, residual: Tensor) -> float:
 @torch.no_grad()
 def show(sae: MatchingPursuitSAE, tree: Tree, command: str, folder: Path) -> str:
     """The report: what was learned beside the truth; `command` made the SAE that lies in `folder`."""
-    x, z = tree.sample(HELD_OUT, torch.Generator().manual_seed(2**31))
+    x, _, labels = next(Data(tree).once(HELD_OUT, count=HELD_OUT))
+    assert labels is not None
+    z = labels["z"]
     learned = torch.nn.functional.normalize(sae.atoms, dim=-1)
     # Which atom is which concept: the one-to-one matching of the largest total cosine.
     order = torch.tensor(linear_sum_assignment(tree.atoms @ learned.T, maximize=True)[1])

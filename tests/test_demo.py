@@ -35,7 +35,8 @@ def test_the_report_says_what_the_sae_beside_it_does(page):
     html = page.read_text(encoding="utf-8")
     sae = mpsae.load(page.parent / "sae")
     assert sae.updates == 600
-    x, _ = Tree(0.2, 0).sample(demo.HELD_OUT, torch.Generator().manual_seed(2**31))
+    (batch,) = mpsae.Data(Tree(0.2, 0)).once(demo.HELD_OUT, count=demo.HELD_OUT)
+    x = batch.x
     r2 = demo.r_squared(x, x - sae.decode(sae.encode(x)))
     assert f"<b>{r2:.4f}</b>" in html
     assert "600 updates" in html

@@ -19,6 +19,7 @@ class Tree:
     Magnitudes are N(1.5, 0.25²).
     """
 
+    d_in = 20
     inner = (0, 4, 8)
     """Parents with children; each one's children are the three concepts after it."""
     parents = (0, 4, 8, *range(12, 20))
