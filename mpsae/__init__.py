@@ -18,6 +18,8 @@ from mpsae.sae.relu import ReLUSAE
 from mpsae.sae.reseed import Reseed, clear_moments_
 from mpsae.sae.runs import Runs
 from mpsae.sae.topk import TopKSAE
+from mpsae.schedules import LearningRate
+from mpsae.training import TrainConfig, Training, Update
 
 __all__ = [
     "SAE",
@@ -28,6 +30,7 @@ __all__ = [
     "Data",
     "Encoding",
     "JumpReLUSAE",
+    "LearningRate",
     "MatchingPursuitSAE",
     "MatryoshkaSAE",
     "OrthogonalPursuitSAE",
@@ -40,6 +43,9 @@ __all__ = [
     "Steering",
     "Stop",
     "TopKSAE",
+    "TrainConfig",
+    "Training",
+    "Update",
     "clear_moments_",
     "load",
     "pursue",
