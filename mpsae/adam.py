@@ -7,6 +7,8 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
+from mpsae.ops.pursuit import widest
+
 Decay = Literal["l2", "decoupled"]
 
 
@@ -31,45 +33,51 @@ class GatedAdam:
         self.betas, self.weight_decay, self.decay, self.eps = betas, weight_decay, decay, eps
         device = next(iter(parameters.values())).device
         self.steps = torch.zeros(() if runs is None else (runs,), dtype=torch.int64, device=device)
-        self.first = {name: torch.zeros_like(p, dtype=torch.float32) for name, p in parameters.items()}
-        self.second = {name: torch.zeros_like(p, dtype=torch.float32) for name, p in parameters.items()}
+        self.first = {name: torch.zeros_like(p, dtype=widest(p)) for name, p in parameters.items()}
+        self.second = {name: torch.zeros_like(p, dtype=widest(p)) for name, p in parameters.items()}
 
     def gradient_norm(self) -> Tensor:
         """The norm of the whole gradient: one number, or one a run."""
-        squares = []
-        for parameter in self.parameters.values():
-            if parameter.grad is not None:
-                squares.append(parameter.grad.float().square().reshape(*self.steps.shape, -1).sum(-1))
-        return torch.stack(squares).sum(0).sqrt()
+        lead = self.steps.ndim
+        gradients = [p.grad.flatten(lead) for p in self.parameters.values() if p.grad is not None]
+        norms = torch.stack([torch.linalg.vector_norm(g, dim=-1, dtype=widest(g)) for g in gradients])
+        return torch.linalg.vector_norm(norms, dim=0)
 
     @torch.no_grad()
     def step(self, rate: float, counts: Tensor, scale: Tensor) -> None:
-        """One update at this learning rate, of gradients times `scale`, where `counts`; elsewhere nothing changes."""
+        """One update at this learning rate, of gradients times `scale`, where `counts`; elsewhere nothing changes.
+
+        Nothing changes to the bit: there the gradient is 0, both moments are mixed with it at weight 0, and what is
+        subtracted is a moment over ∞.
+        """
         beta1, beta2 = self.betas
-        steps = self.steps + 1
-        correction1 = 1 - beta1 ** steps.to(torch.float64)
-        correction2 = (1 - beta2 ** steps.to(torch.float64)).sqrt()
+        steps = (self.steps + 1).to(torch.float64)
+        size = rate / (1 - beta1**steps) * counts  # of the step; 0 where it does not count
+        spread = (1 - beta2**steps).sqrt()
         for name, parameter in self.parameters.items():
             if parameter.grad is None:
                 continue
 
             def broad(numbers: Tensor, like: Tensor = parameter) -> Tensor:
+                numbers = numbers if numbers.dtype == torch.bool else numbers.to(widest(like))
                 return numbers.reshape((*numbers.shape, *[1] * (like.ndim - numbers.ndim)))
 
-            gradient = parameter.grad.float() * broad(scale).float()
-            old = parameter.float()
+            wide = parameter.to(widest(parameter))  # the parameter itself, unless it is of half precision
+            gradient = (parameter.grad.to(wide.dtype) * broad(scale)).where(broad(counts), 0.0)
             if self.decay == "l2" and self.weight_decay:
-                gradient = gradient + self.weight_decay * old
-            first = self.first[name].lerp(gradient, 1 - beta1)
-            second = beta2 * self.second[name] + (1 - beta2) * gradient.square()
-            denominator = second.sqrt() / broad(correction2).float() + self.eps
-            kept = 1 - rate * self.weight_decay if self.decay == "decoupled" else 1.0
-            new = kept * old - rate / broad(correction1).float() * first / denominator
-            counted = broad(counts)
-            parameter.copy_(new.where(counted, old))
-            self.first[name].copy_(first.where(counted, self.first[name]))
-            self.second[name].copy_(second.where(counted, self.second[name]))
-        self.steps.copy_(steps.where(counts, self.steps))
+                gradient.addcmul_(wide, broad(counts).to(wide.dtype), value=self.weight_decay)
+            first, second = self.first[name], self.second[name]
+            first.lerp_(gradient, broad((1 - beta1) * counts))
+            second.mul_(broad(1 - (1 - beta2) * counts.double())).addcmul_(gradient, gradient, value=1 - beta2)
+            # (√second / spread + ε) / size, which is ∞ where the step does not count
+            denominator = second.sqrt().mul_(broad(1 / spread / size)).add_(broad(self.eps / size))
+            denominator = denominator.where(broad(counts), torch.inf)
+            if self.decay == "decoupled" and self.weight_decay:
+                wide.mul_(broad(1 - rate * self.weight_decay * counts.double()))
+            wide.addcdiv_(first, denominator, value=-1.0)
+            if wide is not parameter:
+                parameter.copy_(wide)
+        self.steps.add_(counts)
 
     @torch.no_grad()
     def clear_(self, names: tuple[str, ...], mask: Tensor) -> None:

@@ -25,6 +25,17 @@ def test_it_is_torchs_adam_and_adamw(decay, weight_decay):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
 
 
+def test_half_precision_parameters_are_stepped_in_float32():
+    half = nn.Parameter(torch.randn(5, 3).bfloat16())
+    single = nn.Parameter(half.detach().float())
+    for parameter in (half, single):
+        adam = GatedAdam({"p": parameter}, betas=(0.9, 0.99), weight_decay=0.1, decay="l2")
+        parameter.grad = torch.ones_like(parameter)
+        adam.step(0.1, YES, ONE)
+        assert adam.first["p"].dtype == torch.float32
+    assert torch.equal(half.detach(), single.detach().bfloat16())
+
+
 def test_what_does_not_count_leaves_everything_to_the_bit():
     parameter = nn.Parameter(torch.randn(3, 5, 2))
     adam = GatedAdam({"p": parameter}, betas=(0.9, 0.99), weight_decay=0.1, decay="l2", runs=3)
