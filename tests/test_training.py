@@ -139,6 +139,7 @@ def test_accumulated_batches_make_the_update_of_one_large_batch(as_runs):
     updates = list(Training(small, stream(8), TrainConfig(6, accumulate=4, **config)))
     for mine, other in zip(updates, Training(large, stream(32), TrainConfig(6, **config)), strict=True):
         assert torch.equal(mine.x, other.x)
+        torch.testing.assert_close(mine.gradient_norm["sae"], other.gradient_norm["sae"], rtol=1e-3, atol=1e-5)
         assert mine.outputs["sae"].x_hat.shape == other.outputs["sae"].x_hat.shape
     torch.testing.assert_close(small.atoms, large.atoms, rtol=1e-3, atol=1e-4)
     assert torch.equal(small.silent, large.silent)
@@ -190,6 +191,13 @@ def test_a_number_as_learning_rate_warms_up_and_falls():
     assert rates[0] == pytest.approx(5e-3)
     assert max(rates) == pytest.approx(1e-2)
     assert rates[-1] < 1e-4
+
+
+def test_saes_are_put_in_training_mode():
+    sae = BatchTopKSAE(D_IN, D_SAE, 2).eval()
+    update = next(iter(Training(sae, stream(32), TrainConfig(1))))
+    assert sae.training
+    assert (update.outputs["sae"].acts != 0).sum() == 65
 
 
 def test_any_batches_will_do():

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn.functional import embedding, embedding_bag
 
 from mpsae.ops.forward_mode import refuse_forward_mode
-from mpsae.ops.runs import as_table, fold_into_runs
+from mpsae.ops.runs import add_to_rows_, as_table, fold_into_runs
 
 
 def sum_gathered(values: Tensor, indices: Tensor, atoms: Tensor) -> Tensor:
@@ -47,18 +47,14 @@ def _(values: Tensor, indices: Tensor, atoms: Tensor) -> Tensor:
 def _sum_gathered_backward(
     grad: Tensor, values: Tensor, indices: Tensor, atoms: Tensor, wants_atoms: bool
 ) -> tuple[Tensor, Tensor]:
-    d_in = atoms.shape[-1]
     table, start = as_table(atoms)
     grad_values = torch.empty_like(values)
     grad_atoms = grad.new_zeros(atoms.shape if wants_atoms else 0)
-    own_start = torch.arange(atoms.shape[0], device=atoms.device)[:, None] * atoms.shape[1]
     for s in range(values.shape[-1]):
         atom = embedding(indices[..., s] + start, table)  # [R, B, d_in]
         grad_values[..., s] = (atom * grad).sum(-1)
         if wants_atoms:
-            share = values[..., s, None] * grad
-            rows = (indices[..., s] + own_start).flatten()
-            grad_atoms.view(-1, d_in).index_add_(0, rows, share.reshape(-1, d_in))
+            add_to_rows_(grad_atoms, indices[..., s], values[..., s, None] * grad)
     return grad_values, grad_atoms
 
 

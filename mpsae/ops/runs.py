@@ -36,6 +36,13 @@ def fold_into_runs(op: Callable[..., Any]) -> Callable[..., Any]:
     return rule
 
 
+def add_to_rows_(atoms: Tensor, index: Tensor, rows: Tensor) -> None:
+    """`atoms[r, index[r, b]] += rows[r, b]`: atoms [R, d_sae, d_in], index [R, B], rows [R, B, d_in]."""
+    runs, d_sae, d_in = atoms.shape
+    start = torch.arange(runs, device=atoms.device)[:, None] * d_sae
+    atoms.view(-1, d_in).index_add_(0, (index + start).flatten(), rows.reshape(-1, d_in))
+
+
 def as_table(atoms: Tensor) -> tuple[Tensor, Tensor]:
     """Atoms of all runs [R, d_sae, d_in] as one table of rows, and the row [R, 1] at which each run begins.
 

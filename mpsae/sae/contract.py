@@ -365,8 +365,7 @@ class SAE(nn.Module):
 
         Returns the mask [d_sae] of atoms made anew, whose optimiser moments the loop clears; None where there are none.
         """
-        residual = self._scaled_residual(x, output)  # of the scale that the batch was read with
-        read = _scaling.applied(x, *_scaling.shift_and_scale(self, x))
+        renewed = self._rows_to_renew_from(x, output)  # of the scale that the batch was read with
         self.constrain_()
         inputs = x.shape[:-1].numel()
         self.silent.copy_((self.silent + inputs).where(~self._fired(output.acts), 0))
@@ -377,14 +376,20 @@ class SAE(nn.Module):
             return None
         fired = self.get_buffer("fired")
         fired.add_(self._fired_inputs(output.acts))
-        if not self.reseed.is_due(self.updates):
+        if renewed is None:
             return None
         mask = reseed.choose(self.atoms, fired, self.reseed.bound, self._ignores_sign)
-        rows = (read - self.bias).reshape(-1, self.d_in), residual.reshape(-1, self.d_in)
-        directions, mask = reseed.worst_directions(*rows, mask)
+        directions, mask = reseed.worst_directions(*renewed, mask)
         self._renew_(mask, directions)
         fired.zero_()
         return mask
+
+    def _rows_to_renew_from(self, x: Tensor, output: Output) -> tuple[Tensor, Tensor] | None:
+        """Centred inputs and what is left of them [B, d_in], where this update makes atoms anew."""
+        if self.reseed is None or not self.reseed.is_due(self.updates + 1):
+            return None
+        read = _scaling.applied(x, *_scaling.shift_and_scale(self, x)) - self.bias
+        return read.reshape(-1, self.d_in), self._scaled_residual(x, output).reshape(-1, self.d_in)
 
     @torch.no_grad()
     def init_from_data_(self, x: Tensor, *, seed: int | None = None) -> Self:

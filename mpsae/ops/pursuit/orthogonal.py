@@ -18,7 +18,7 @@ from mpsae.ops.forward_mode import refuse_forward_mode
 from mpsae.ops.precision import Precision, multiplying
 from mpsae.ops.pursuit import Pursuit, Select
 from mpsae.ops.pursuit.reference import row_norms
-from mpsae.ops.runs import as_table, fold_into_runs
+from mpsae.ops.runs import add_to_rows_, as_table, fold_into_runs
 
 
 def pursue_orthogonal_to_floors(
@@ -145,9 +145,8 @@ def _backward_op(
 
     With γ = ∂L/∂z, λ = ∂L/∂r and w = (S Sᵀ)⁻¹ (γ − S λ): ∂L/∂x = g = λ + Sᵀ w and ∂L/∂d_s = w_s r − z_s g.
     """
-    steps, d_in = values.shape[-1], atoms.shape[-1]
+    steps = values.shape[-1]
     table, start = as_table(atoms)
-    own_start = torch.arange(atoms.shape[0], device=atoms.device)[:, None] * atoms.shape[1]
     used = torch.arange(steps, device=values.device) < lengths[..., None]
     residual = residual.where((lengths > 0)[..., None], 0.0)
     with multiplying(atoms.device, "exact"):
@@ -156,9 +155,7 @@ def _backward_op(
         grad = grad_residual + _sum_of_picks(weights, indices, table, start)
         grad_atoms = grad.new_zeros(atoms.shape if wants_atoms else 0)
         for s in range(steps if wants_atoms else 0):
-            share = weights[..., s, None] * residual - values[..., s, None] * grad
-            rows = (indices[..., s] + own_start).flatten()
-            grad_atoms.view(-1, d_in).index_add_(0, rows, share.reshape(-1, d_in))
+            add_to_rows_(grad_atoms, indices[..., s], weights[..., s, None] * residual - values[..., s, None] * grad)
     return grad, grad_atoms
 
 

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import embedding
 
-from mpsae.ops.runs import as_table
+from mpsae.ops.runs import add_to_rows_, as_table
 
 
 def pursue(
@@ -60,9 +60,7 @@ def pursue_backward(
     With λ' = ∂L/∂r', γ = ∂L/∂z and s = γ − d·λ' a step gives ∂L/∂r = λ' + s d and ∂L/∂d = s r − z λ'.
     Memory does not grow with the number of steps.
     """
-    d_in = atoms.shape[-1]
     table, start = as_table(atoms)
-    own_start = torch.arange(atoms.shape[0], device=atoms.device)[:, None] * atoms.shape[1]
     grad = grad_residual.clone()  # λ, [R, B, d_in]
     residual = residual.where((lengths > 0)[..., None], 0.0)  # r; NaN where the input held NaN, which has no picks
     grad_atoms = grad.new_zeros(atoms.shape if wants_atoms else 0)
@@ -76,8 +74,7 @@ def pursue_backward(
         s = (grad_values[..., t, None] - (atom * grad).sum(-1, keepdim=True)).where(taken, 0.0)  # [R, B, 1]
         residual.addcmul_(z, atom)
         if wants_atoms:
-            share = s * residual - z * grad  # [R, B, d_in]
-            grad_atoms.view(-1, d_in).index_add_(0, (index + own_start).flatten(), share.reshape(-1, d_in))
+            add_to_rows_(grad_atoms, index, s * residual - z * grad)
         grad.addcmul_(s, atom)
     return grad, grad_atoms
 
