@@ -18,7 +18,7 @@ from mpsae.sae.relu import ReLUSAE
 from mpsae.sae.reseed import Reseed, clear_moments_
 from mpsae.sae.runs import Runs
 from mpsae.sae.topk import TopKSAE
-from mpsae.schedules import LearningRate
+from mpsae.schedules import LearningRate, Points
 from mpsae.training import TrainConfig, Training, Update
 
 __all__ = [
@@ -35,6 +35,7 @@ __all__ = [
     "MatryoshkaSAE",
     "OrthogonalPursuitSAE",
     "Output",
+    "Points",
     "Pursuit",
     "ReLUSAE",
     "Reseed",

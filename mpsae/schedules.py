@@ -1,4 +1,4 @@
-"""The learning rate by update."""
+"""Learning rate and sparsity by update."""
 
 from __future__ import annotations
 
@@ -57,3 +57,28 @@ class LearningRate:
             length = max(self.cooldown * updates, 1e-9)
             fallen = min(max((update - (updates - length)) / length, 0.0), 1.0)
         return self.peak * (1 - (1 - self.final) * fallen)
+
+
+@dataclass(frozen=True)
+class Points:
+    """A number by update: linear between points (update, value), constant before the first and after the last.
+
+    >>> Points((0, 3.0), (1000, 3.0), (1000, 1.36))      # the synthetic study's ℓ0 of BatchTopK: a step at 1,000
+    """
+
+    points: tuple[tuple[int, float], ...]
+
+    def __init__(self, *points: tuple[int, float]) -> None:
+        checked = tuple((whole("an update of Points", u, 0), number("a value of Points", v)) for u, v in points)
+        if not checked or list(checked) != sorted(checked, key=lambda point: point[0]):
+            raise ValueError(f"Points are at least one (update, value), in the order of the updates; got {points}")
+        object.__setattr__(self, "points", checked)
+
+    def at(self, update: int) -> float:
+        """The value at this update; where two points share one, the later counts."""
+        before = [point for point in self.points if point[0] <= update]
+        after = [point for point in self.points if point[0] > update]
+        if not before or not after:
+            return (before or after[:1])[-1][1]
+        (start, low), (end, high) = before[-1], after[0]
+        return low + (high - low) * (update - start) / (end - start)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any, Literal, get_args
 
@@ -16,7 +16,7 @@ from mpsae.checks import number, one_of, option, whole
 from mpsae.data.data import Batch
 from mpsae.sae.contract import SAE, Output
 from mpsae.sae.runs import Runs
-from mpsae.schedules import LearningRate
+from mpsae.schedules import LearningRate, Points
 
 Optimizer = Literal["adam", "adamw"]
 
@@ -39,6 +39,8 @@ class TrainConfig:
     """Largest norm of an SAE's whole gradient; 0 is off."""
     accumulate: int = 1
     """Batches whose gradients make one update."""
+    schedules: Mapping[str, Points] = field(default_factory=dict)
+    """Sparsities by update, of the SAEs that have them: k, l0, a pursuit's residual, relative, coefficient, cosine."""
 
     def __post_init__(self) -> None:
         whole("updates", self.updates, 1)
@@ -51,6 +53,9 @@ class TrainConfig:
         number("weight_decay", self.weight_decay)
         number("clip", self.clip, "0 is off")
         whole("accumulate", self.accumulate, 1)
+        for name, points in self.schedules.items():
+            if not isinstance(points, Points):
+                raise ValueError(f"a schedule is Points((update, value), …); {name!r} is {points!r}")
 
     @property
     def rate(self) -> LearningRate:
@@ -102,6 +107,10 @@ class Training:
         if not self.saes or not all(isinstance(sae, SAE | Runs) for sae in self.saes.values()):
             raise ValueError(f"Training takes an SAE, a Runs, or a dict of them by name; got {saes!r}")
         self.batches, self.config, self.updates = batches, config, 0
+        for name in config.schedules:
+            if not any(name in _program(sae).scheduled for sae in self.saes.values()):
+                known = {key: _program(sae).scheduled for key, sae in self.saes.items()}
+                raise ValueError(f"{name!r} is scheduled, but no SAE has it; they have {known}")
         self.optimizers = {
             name: GatedAdam(
                 {n: p for n, p in sae.named_parameters() if p.requires_grad},
@@ -130,6 +139,9 @@ class Training:
         rate = self.config.rate.at(self.updates, self.config.updates)
         losses, norms, counted, outputs = {}, {}, {}, {}
         for name, sae in self.saes.items():
+            for sparsity, points in self.config.schedules.items():
+                if sparsity in _program(sae).scheduled:
+                    sae.schedule_(sparsity, points.at(self.updates))
             moved = [part.to(next(sae.parameters()).device, non_blocking=True) for part in parts]
             losses[name], norms[name], counted[name], outputs[name] = self._step(name, sae, moved, rate)
         self.updates += 1
@@ -209,9 +221,14 @@ def _joined_outputs(outputs: list[Output], of_runs: bool) -> Output:
     return pytree.tree_map(lambda *tensors: torch.cat(tensors, int(of_runs)), *outputs)
 
 
+def _program(sae: SAE | Runs) -> SAE:
+    """The SAE whose plain attributes hold."""
+    return sae.program if isinstance(sae, Runs) else sae
+
+
 def _touched(sae: SAE | Runs) -> tuple[str, ...]:
     """The parameters that the coming `update_` may write to."""
-    program = sae.program if isinstance(sae, Runs) else sae
+    program = _program(sae)
     if program.reseed is not None and program.reseed.is_due(program.updates + 1):
         return sae.atomwise
     return () if program.constraint == "free" else ("atoms",)

@@ -2,7 +2,7 @@ import math
 
 import pytest
 
-from mpsae.schedules import LearningRate
+from mpsae.schedules import LearningRate, Points
 
 
 def test_the_warm_up_rises_linearly_to_the_peak():
@@ -28,9 +28,20 @@ def test_stable_stays_and_falls_linearly_at_the_end():
     assert rate.at(15_000, 15_000) == pytest.approx(3e-3)
 
 
+def test_points_are_joined_by_lines_and_held_outside():
+    points = Points((10, 1.0), (20, 3.0), (30, 0.0))
+    assert [points.at(u) for u in (0, 10, 15, 20, 25, 30, 99)] == [1, 1, 2, 3, 1.5, 0, 0]
+    step = Points((0, 3.0), (1000, 3.0), (1000, 1.36))
+    assert [step.at(u) for u in (0, 999, 1000, 2000)] == [3, 3, 1.36, 1.36]
+    assert Points((5, 2.0)).at(0) == Points((5, 2.0)).at(9) == 2
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
+        (lambda: Points(), "at least one"),
+        (lambda: Points((5, 1.0), (2, 1.0)), "in the order"),
+        (lambda: Points((5, -1.0)), "a value of Points"),
         (lambda: LearningRate(-1.0), "peak"),
         (lambda: LearningRate(1.0, "linear"), "'cosine', 'stable', 'constant'"),
         (lambda: LearningRate(1.0, warmup=-1), "warmup"),

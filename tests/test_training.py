@@ -7,7 +7,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from mpsae import BatchTopKSAE, Data, MatchingPursuitSAE, Reseed, Runs, TopKSAE
 from mpsae.data.data import Batch
-from mpsae.schedules import LearningRate
+from mpsae.schedules import LearningRate, Points
 from mpsae.training import TrainConfig, Training
 
 D_IN, D_SAE = 8, 20
@@ -193,6 +193,28 @@ def test_a_number_as_learning_rate_warms_up_and_falls():
     assert rates[-1] < 1e-4
 
 
+def test_sparsities_follow_their_schedules():
+    saes = {
+        "mp": mp(), "runs": Runs([mp(0), mp(1)]), "topk": TopKSAE(D_IN, D_SAE, 9),
+        "batchtopk": BatchTopKSAE(D_IN, D_SAE, 9),
+    }  # fmt: skip
+    schedules = {
+        "k": Points((0, 6), (4, 2)),
+        "l0": Points((0, 3), (2, 3), (2, 1.36)),
+        "coefficient": Points((0, 0), (4, 1.0)),
+    }
+    widths, actives = [], []
+    for update in Training(saes, stream(), TrainConfig(6, schedules=schedules)):
+        outputs = update.outputs
+        widths.append([outputs[name].acts.values.shape[-1] for name in ("mp", "runs", "topk")])
+        actives.append(int((outputs["batchtopk"].acts != 0).sum()))
+        coefficient = min((update.number - 1) / 4, 1.0)
+        assert saes["mp"].stop.coefficient == saes["runs"][1].stop.coefficient == coefficient
+        assert (outputs["mp"].codes.values[outputs["mp"].codes.used] > coefficient).all()
+    assert widths == [[k] * 3 for k in (6, 5, 4, 3, 2, 2)]
+    assert actives == [97, 97, 44, 44, 44, 44]
+
+
 def test_saes_are_put_in_training_mode():
     sae = BatchTopKSAE(D_IN, D_SAE, 2).eval()
     update = next(iter(Training(sae, stream(32), TrainConfig(1))))
@@ -220,12 +242,19 @@ def test_what_makes_no_sense_is_refused():
     for saes in ({}, {"a": 1}, torch.nn.Linear(2, 2)):
         with pytest.raises(ValueError, match="Training takes an SAE"):
             Training(saes, stream(), TrainConfig(5))
+    with pytest.raises(ValueError, match="'l0' is scheduled, but no SAE has it"):
+        Training(mp(), stream(), TrainConfig(5, schedules={"l0": Points((0, 3))}))
     training, other = (Training({name: mp()}, stream(), TrainConfig(5)) for name in "ab")
     with pytest.raises(ValueError, match="the SAEs"):
         training.load_state_dict(other.state_dict())
     for options, words in (
-        ({"updates": 0}, "updates"), ({"lr": -1.0}, "lr"), ({"optimizer": "sgd"}, "optimizer"),
-        ({"betas": (0.9, 1.0)}, "betas"), ({"clip": -1}, "clip"), ({"accumulate": 0}, "accumulate"),
-    ):  # fmt: skip
+        ({"updates": 0}, "updates"),
+        ({"lr": -1.0}, "lr"),
+        ({"optimizer": "sgd"}, "optimizer"),
+        ({"betas": (0.9, 1.0)}, "betas"),
+        ({"clip": -1}, "clip"),
+        ({"accumulate": 0}, "accumulate"),
+        ({"schedules": {"k": 3}}, "Points"),
+    ):
         with pytest.raises(ValueError, match=words):
             TrainConfig(**{"updates": 5} | options)

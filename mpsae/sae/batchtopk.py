@@ -22,6 +22,7 @@ class BatchTopKSAE(LinearSAE):
     """
 
     kind = "batchtopk"
+    scheduled = ("l0",)
     threshold: Tensor
 
     def __init__(

@@ -111,6 +111,8 @@ class SAE(nn.Module):
     """The SAE's name on the command line and in files."""
     atomwise: tuple[str, ...] = ("atoms",)
     """Parameters with one row an atom."""
+    scheduled: ClassVar[tuple[str, ...]] = ()
+    """The sparsities that `schedule_` sets."""
     setting_buffers: tuple[str, ...] = ()
     """Buffers that hold numbers of the settings: sae.json has them."""
     options: ClassVar[dict[str, Any]] = {"auxiliary": Auxiliary, "revival": Revival, "reseed": Reseed}
@@ -321,6 +323,16 @@ class SAE(nn.Module):
             )
 
     # Training.
+
+    def schedule_(self, name: str, value: float) -> None:
+        """Set a sparsity between two updates: one of `scheduled`."""
+        if name not in self.scheduled:
+            has = f"{type(self).__name__} has {', '.join(self.scheduled)}"
+            raise ValueError(f"{name!r} cannot be scheduled: {has}")
+        if name == "k":
+            self._read_with_k_(max(round(value), 1))
+        else:
+            setattr(self, name, value)
 
     def losses(self, x: Tensor, output: Output) -> dict[str, Tensor]:
         """Every weighted term of the loss; their sum is trained. Errors are those of the scaled inputs."""

@@ -25,6 +25,7 @@ class JumpReLUSAE(LinearSAE):
     """
 
     kind = "jumprelu"
+    scheduled = ("l0",)
     atomwise = (*LinearSAE.atomwise, "log_threshold")
 
     def __init__(

@@ -7,7 +7,7 @@ from typing import Unpack, get_args
 import torch
 from torch import Tensor
 
-from mpsae.checks import one_of
+from mpsae.checks import number, one_of
 from mpsae.ops.pursuit import Select, Stop, pursue_to_floors
 from mpsae.ops.pursuit.stop import LIMITS, make_floors
 from mpsae.sae.contract import SAE, Encoding, Shared
@@ -23,6 +23,7 @@ class MatchingPursuitSAE(SAE):
     """
 
     kind = "mp"
+    scheduled = ("k", *LIMITS)
     setting_buffers = ("bounds",)
     options = SAE.options | {"stop": Stop}
     bounds: Tensor
@@ -68,6 +69,12 @@ class MatchingPursuitSAE(SAE):
     def _read_with_stop_(self, stop: Stop) -> None:
         self.k, self.repeat = stop.steps, stop.repeat
         self.bounds = torch.tensor(stop.limits, dtype=torch.float64, device=self.bounds.device)
+
+    def schedule_(self, name: str, value: float) -> None:
+        if name in LIMITS:
+            self.bounds[..., LIMITS.index(name)].fill_(number(name, value))
+        else:
+            super().schedule_(name, value)
 
     def _fold_(self, shift: Tensor, scale: Tensor) -> None:
         super()._fold_(shift, scale)

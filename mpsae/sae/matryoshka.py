@@ -35,6 +35,7 @@ class MatryoshkaSAE(LinearSAE):
     """
 
     kind = "matryoshka"
+    scheduled = ("l0",)
     options = LinearSAE.options | {"steering": Steering}
     l1_weight: Tensor
     threshold: Tensor

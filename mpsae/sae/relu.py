@@ -24,6 +24,7 @@ class ReLUSAE(LinearSAE):
     """
 
     kind = "relu"
+    scheduled = ("l0",)
     options = LinearSAE.options | {"steering": Steering}
     l1_weight: Tensor
 
@@ -58,6 +59,11 @@ class ReLUSAE(LinearSAE):
         weight = self.l1_weight * (1.0 if self.steering is None else self.steering.share(self.updates))
         assert isinstance(output.acts, Tensor)
         return terms | {"l1": weight * losses.l1(output.acts, self.dictionary)}
+
+    def schedule_(self, name: str, value: float) -> None:
+        if self.steering is None:
+            raise ValueError("a constant l1 goes toward no l0, so there is nothing to schedule: make it with l0")
+        super().schedule_(name, value)
 
     def _fold_(self, shift: Tensor, scale: Tensor) -> None:
         super()._fold_(shift, scale)

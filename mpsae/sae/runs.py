@@ -99,6 +99,12 @@ class Runs(nn.Module):
         """As every run's own `decode`; codes [R, ...] as `encode` gives them."""
         return self._each("decode", codes)
 
+    def schedule_(self, name: str, value: float) -> None:
+        """As every run's own `schedule_`."""
+        for sae in self:  # what is in tensors, each run's views of the stacked ones
+            sae.schedule_(name, value)
+        self.program.schedule_(name, value)
+
     def losses(self, x: Tensor, output: Output) -> dict[str, Tensor]:
         """As every run's own `losses`: each term [R]."""
         return self._each("losses", x, output)

@@ -21,6 +21,7 @@ class TopKSAE(LinearSAE):
     """
 
     kind = "topk"
+    scheduled = ("k",)
 
     def __init__(
         self, d_in: int, d_sae: int, k: int, *, multi: float = 0.0, centred: bool = True, **shared: Unpack[Shared]

@@ -186,6 +186,16 @@ class Laws:
         with pytest.raises(ValueError, match="is for reading: train the SAE that it reads"):
             reading.losses(x, reading(x))
 
+    def test_what_is_scheduled_can_be_set_and_nothing_else(self):
+        sae = self.make()
+        assert sae.scheduled
+        for name in sae.scheduled:
+            sae.schedule_(name, 1.0)
+            read = getattr(sae, name, None)
+            assert (getattr(sae.stop, name) if read is None else read) == 1.0
+        with pytest.raises(ValueError, match="cannot be scheduled"):
+            sae.schedule_("speed", 1.0)
+
     def test_atomwise_names_parameters_with_a_row_an_atom(self):
         sae = self.make()
         parameters = dict(sae.named_parameters())

@@ -11,6 +11,10 @@ class TestReLU(Laws):
     def make(self, seed=0, **options):
         return ReLUSAE(D_IN, D_SAE, **({"l1": 0.05} | options), seed=seed)
 
+    def test_what_is_scheduled_can_be_set_and_nothing_else(self):
+        with pytest.raises(ValueError, match="goes toward no l0"):
+            self.make().schedule_("l0", 3.0)
+
 
 class TestSteeredAndNotCentred(Laws):
     def make(self, seed=0, **options):
