@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import argparse
 import json
+import multiprocessing
 import platform
 import re
 import statistics
 import time
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import torch
@@ -112,7 +114,11 @@ def main():
     if max(losses.values()) - min(losses.values()) > 1e-4 * max(losses.values()):
         raise SystemExit(f"no timing: the variants do not compute the same loss: {losses}")
 
-    rows = [measure(name, inputs, d_in, d_sae, k, 1 if name == "one-hot" else 3) for k in (8, 32) for name in VARIANTS]
+    # A process a row: memory that an earlier one has freed but not given back would hide what the next one takes.
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=spawn, max_tasks_per_child=1) as processes:
+        tasks = [(name, inputs, d_in, d_sae, k, 1 if name == "one-hot" else 3) for k in (8, 32) for name in VARIANTS]
+        rows = [processes.submit(measure, *task).result() for task in tasks]
     print(f"B {inputs}, d_in {d_in}, d_sae {d_sae}, fp32, {torch.get_num_threads()} threads, forward + backward")
     for row in rows:
         memory = "" if row["peak_bytes"] is None else f"{row['peak_bytes'] / 2**20:8.0f} MiB"
