@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.utils import _pytree as pytree
 
 from mpsae.adam import GatedAdam
-from mpsae.checks import number, one_of, option, whole
+from mpsae.checks import number, one_of, whole
 from mpsae.data.data import Batch
 from mpsae.sae.contract import SAE, Output
 from mpsae.sae.runs import Runs
@@ -102,7 +102,8 @@ class Training:
     def __init__(
         self, saes: SAE | Runs | Mapping[str, SAE | Runs], batches: Iterable[Batch | Tensor], config: TrainConfig
     ) -> None:
-        option("config", config, TrainConfig)
+        if not isinstance(config, TrainConfig):
+            raise ValueError(f"config must be a TrainConfig; got {config!r}: use TrainConfig(updates=…)")
         self.saes = dict(saes) if isinstance(saes, Mapping) else {"sae": saes}
         if not self.saes or not all(isinstance(sae, SAE | Runs) for sae in self.saes.values()):
             raise ValueError(f"Training takes an SAE, a Runs, or a dict of them by name; got {saes!r}")
@@ -165,7 +166,7 @@ class Training:
         norm = optimizer.gradient_norm()
         counts = norm.isfinite() & sum(terms.values(), torch.zeros_like(norm)).isfinite()
         scale = (self.config.clip / (norm + 1e-6)).clamp(max=1.0) if self.config.clip else torch.ones_like(norm)
-        # A gradient that is not finite is multiplied by 0 · NaN; what comes of it is thrown away below.
+        # The optimiser leaves alone what does not count; what `update_` writes is put back below.
         kept = {n: buffer.clone() for n, buffer in sae.named_buffers()}
         optimizer.step(rate, counts, scale)
         parameters = {n: sae.get_parameter(n).detach().clone() for n in _touched(sae)}

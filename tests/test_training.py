@@ -239,6 +239,9 @@ def test_what_makes_no_sense_is_refused():
         list(Training(mp(), [MATRIX] * 2, TrainConfig(5)))
     with pytest.raises(ValueError, match="begins with one; got list of str"):
         list(Training(mp(), [["a"]], TrainConfig(5)))
+    for config in (None, 100):
+        with pytest.raises(ValueError, match="use TrainConfig"):
+            Training(mp(), stream(), config)
     for saes in ({}, {"a": 1}, torch.nn.Linear(2, 2)):
         with pytest.raises(ValueError, match="Training takes an SAE"):
             Training(saes, stream(), TrainConfig(5))

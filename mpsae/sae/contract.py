@@ -329,6 +329,8 @@ class SAE(nn.Module):
         if name not in self.scheduled:
             has = f"{type(self).__name__} has {', '.join(self.scheduled)}"
             raise ValueError(f"{name!r} cannot be scheduled: {has}")
+        if not value > 0:
+            raise ValueError(f"{name} is how many atoms write an input, so it must be above 0; got {value}")
         if name == "k":
             self._read_with_k_(max(round(value), 1))
         else:
@@ -369,7 +371,8 @@ class SAE(nn.Module):
         if output.pre is not None:
             return output.pre.reshape(-1, self.d_sae).mean(0)
         read = _scaling.applied(x, *_scaling.shift_and_scale(self, x))
-        return self.dictionary @ (read.reshape(-1, self.d_in).mean(0) - self.bias).to(self.atoms.dtype)
+        atoms, centred = self._wide(self.dictionary, read.reshape(-1, self.d_in).mean(0) - self.bias)
+        return atoms @ centred
 
     @torch.no_grad()
     def update_(self, x: Tensor, output: Output) -> Tensor | None:

@@ -195,6 +195,8 @@ class Laws:
             assert (getattr(sae.stop, name) if read is None else read) == 1.0
         with pytest.raises(ValueError, match="cannot be scheduled"):
             sae.schedule_("speed", 1.0)
+        with pytest.raises(ValueError, match="must be above 0"):
+            sae.schedule_(sae.scheduled[0], 0.0)
 
     def test_atomwise_names_parameters_with_a_row_an_atom(self):
         sae = self.make()

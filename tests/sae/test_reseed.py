@@ -13,8 +13,8 @@ class TestReseeded(Laws):
     def make(self, seed=0, **options):
         return TopKSAE(D_IN, D_SAE, 3, seed=seed, reseed=Reseed(every=3, bound=0.5), **options)
 
-    def test_silent_counts_the_inputs_since_an_atom_fired(self):
-        pass  # an atom made anew starts to count again: test_atoms_start_again_at_what_is_written_worst
+    # An atom made anew starts to count again: test_atoms_start_again_at_what_is_written_worst.
+    test_silent_counts_the_inputs_since_an_atom_fired = None
 
 
 def test_the_unused_and_the_less_used_of_two_alike_are_chosen():
